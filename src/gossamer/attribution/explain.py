@@ -1,0 +1,126 @@
+"""Why a model says a token: everything attribution knows of one model on one prompt.
+
+    gradient  every attention edge's contribution, through whatever later layers make of it (`weights`)
+    direct    loadings of embeddings and MLP outputs on the target itself, MLPs taken as given (`head_loadings`)
+    graph     with transcoders: the pruned graph, the loadings of its edges, its clusters, and what heads carry over
+              every hop in the unpruned graph, through all features (`graph_loadings`)
+
+Each of the three measures says what heads carry over a hop; they answer different questions and differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from gossamer.attribution.build import attribution_graph
+from gossamer.attribution.clusters import Cluster, Clusters, find_clusters
+from gossamer.attribution.contexts import with_contexts
+from gossamer.attribution.frozen import freeze
+from gossamer.attribution.graph import AttributionGraph
+from gossamer.attribution.graph_loadings import graph_hops, graph_loadings
+from gossamer.attribution.head_loadings import HeadLoadings, token_loadings
+from gossamer.attribution.held import Held
+from gossamer.attribution.replacement import replace_mlps
+from gossamer.attribution.result import TokenAttribution
+from gossamer.attribution.targets import Prompt, Target
+from gossamer.attribution.weights import token_attribution
+from gossamer.circuits.store import Stored
+from gossamer.corpus.sequences import Sequences
+from gossamer.errors import GossamerError
+from gossamer.models import LoadedModel
+from gossamer.transcoders.module import TranscoderSet
+
+if TYPE_CHECKING:
+    from gossamer.figures.token_strip import FeatureBox
+
+Measure = Literal["gradient", "direct", "graph"]
+MOST_BOXES, SMALLEST_BOX = 10, 0.02  # clusters in a picture, and the share of the influence that one needs
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureGraph(Stored):
+    """What transcoders add: a pruned graph, its edges' loadings, its clusters, and the hops of the unpruned graph."""
+
+    FORMAT: ClassVar[str] = "gossamer feature graph"
+
+    graph: AttributionGraph
+    loadings: HeadLoadings
+    clusters: Clusters
+    hops: HeadLoadings
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Stored):
+    """One model on one prompt."""
+
+    FORMAT: ClassVar[str] = "gossamer explanation"
+
+    tokens: TokenAttribution
+    direct: HeadLoadings
+    features: FeatureGraph | None = None
+
+    @property
+    def measures(self) -> Mapping[str, TokenAttribution | HeadLoadings]:
+        """What there is of `gradient`, `direct` and `graph`."""
+        found: dict[str, TokenAttribution | HeadLoadings] = {"gradient": self.tokens, "direct": self.direct}
+        return found if self.features is None else found | {"graph": self.features.hops}
+
+    def measure(self, name: str) -> TokenAttribution | HeadLoadings:
+        """One of them by name."""
+        if name not in self.measures:
+            known = ", ".join(self.measures)
+            raise GossamerError(f"There is no measure {name!r} of {self.tokens.model}; there are {known}.")
+        return self.measures[name]
+
+    def boxes(self) -> list[FeatureBox]:
+        """The most influential clusters of features, as boxes of a picture; none without transcoders."""
+        from gossamer.figures.token_strip import FeatureBox
+
+        clusters = [] if self.features is None else self.features.clusters.by_share()[:MOST_BOXES]
+        return [
+            FeatureBox(one.position, _box_label(one), one.first_layer, one.last_layer, one.share)
+            for one in clusters
+            if one.share >= SMALLEST_BOX
+        ]
+
+
+def _box_label(cluster: Cluster) -> str:
+    """The word that a cluster stands on; on anything else, what it promotes."""
+    word = cluster.token.strip()
+    return word if any(map(str.isalpha, word)) else ", ".join(map(str.strip, cluster.promoted[:2]))
+
+
+def explain(
+    model: LoadedModel,
+    prompt: Prompt,
+    target: Target,
+    *,
+    transcoders: TranscoderSet | None = None,
+    ablate: Held | None = None,
+    text: Sequences | None = None,
+) -> Explanation:
+    """Attribute a target; `ablate` checks every edge by exact ablation with these parts held.
+
+    With a `text`, clusters of features come with the contexts in it where they are most active.
+    """
+    tokens = token_attribution(model, prompt, target, ablate=ablate)
+    features = None if transcoders is None else _features(model, prompt, target, transcoders, text)
+    return Explanation(tokens, token_loadings(model, prompt, target), features)
+
+
+def _features(
+    model: LoadedModel, prompt: Prompt, target: Target, transcoders: TranscoderSet, text: Sequences | None
+) -> FeatureGraph:
+    transcoders.require_model(model)
+    replacement = replace_mlps(freeze(model, prompt.ids_T(model)), transcoders)
+    whole = attribution_graph(replacement, targets=[target.token, *target.foils])
+    pruned = whole.pruned()
+    clusters = find_clusters(pruned, replacement)
+    return FeatureGraph(
+        pruned,
+        graph_loadings(replacement, pruned),
+        clusters if text is None else with_contexts(clusters, replacement, text),
+        graph_hops(replacement, whole, target),
+    )

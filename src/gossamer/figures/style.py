@@ -1,0 +1,112 @@
+"""One look for every figure: fonts, colours, and text that is drawn as it was written.
+
+Build a figure inside `with look():` and write it with `save_figure`; a reader's own matplotlib settings stay untouched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import matplotlib
+from cycler import cycler
+from matplotlib import font_manager
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from gossamer.files import atomic_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DENSE = "#8497ab"
+SPARSE = "#0b4f6c"
+CONTROL = "#c08a3e"
+BASELINE = "#b9b4a7"
+ACCENT = "#c8102e"
+INK = "#1d2733"
+FAINT = "#e4e8ec"
+CYCLE = (SPARSE, DENSE, CONTROL, ACCENT, "#5b8c5a", "#7b5c99", BASELINE)
+
+# White is exactly zero: an edge that is open, however weak, must not look closed.
+WEIGHTS = LinearSegmentedColormap.from_list("gossamer", ["#ffffff", "#cfe0ea", "#5f9db8", SPARSE, "#042a3a"])
+
+# White is no effect; blue is with the answer, or above zero, red against it, or below.
+SIGNED = LinearSegmentedColormap.from_list("signed", [ACCENT, "#f3c9cf", "#ffffff", "#9cc3d5", SPARSE])
+
+# What DejaVu Sans has no letters for is drawn in the first of these that is there and has them.
+FALLBACK_FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "PingFang SC", "Hiragino Sans", "Microsoft YaHei"),
+    *("Noto Sans Symbols 2", "Noto Emoji", "Segoe UI Symbol", "Apple Symbols", "Arial Unicode MS", "Unifont"),
+)
+
+_SETTINGS: dict[str, Any] = {
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.prop_cycle": cycler(color=CYCLE),
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "axes.unicode_minus": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "figure.facecolor": "white",
+    "figure.dpi": 110.0,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 160.0,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """The shared settings, for the length of the block only; dollar signs in labels stay dollar signs."""
+    with matplotlib.rc_context(_SETTINGS | {"font.family": _fonts()}):
+        yield
+
+
+@cache
+def _fonts() -> list[str]:
+    """The font of every figure, and those of the fallbacks that this machine has."""
+    installed = set(font_manager.get_font_names())
+    return ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
+
+
+def log_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """A logarithmic axis whose ticks are plain numbers (matplotlib's own are mathematics, which `look` turns off)."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically (the suffix chooses PNG, SVG or PDF) and return its path.
+
+    Text is written as it stands; what no font here has a glyph for is a box in PNG and PDF, and itself in SVG.
+    """
+    with look(), atomic_file(path) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(temporary)
+    return Path(path)

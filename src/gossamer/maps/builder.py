@@ -1,0 +1,141 @@
+"""Putting maps together: from pieces of heads as they are computed, or from whole matrices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.maps.store import AttentionMaps, Rows, smallest_index
+
+Array = NDArray[Any]
+Piece = tuple[Array, Array, Array, Array]  # head, query, key, weight
+
+
+class MapBuilder:
+    """Takes edges in any order of pieces (each piece sorted by head, query, key) and makes maps of them."""
+
+    def __init__(
+        self,
+        model: str,
+        tokens: Sequence[Sequence[str]],
+        ids: Sequence[Sequence[int]],
+        *,
+        n_layers: int,
+        n_heads: int,
+        gated: bool,
+        floor: float,
+        documents: Sequence[Sequence[int]] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.about: dict[str, Any] = {
+            "model": model,
+            "tokens": tuple(map(tuple, tokens)),
+            "ids": tuple(tuple(map(int, row)) for row in ids),
+            "documents": tuple(map(tuple, documents or [(0,)] * len(tokens))),
+            "n_layers": n_layers,
+            "n_heads": n_heads,
+            "gated": gated,
+            "floor": floor,
+            "provenance": dict(provenance or {}),
+        }
+        lengths = [len(row) for row in tokens]
+        self.first_position = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.index_type = smallest_index(max(lengths, default=0))
+        shape = (n_layers, n_heads, sum(lengths))
+        self.rows = Rows(
+            np.zeros(shape, np.float16),
+            np.zeros(shape, np.float16),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.uint32),
+        )
+        self._pieces: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+
+    def add(self, prompt: int, layer: int, head: Array, query: Array, key: Array, weight: Array) -> None:
+        """Edges of one layer on one prompt."""
+        if len(weight):
+            piece = (
+                head.astype(np.uint16),
+                query.astype(self.index_type),
+                key.astype(self.index_type),
+                weight.astype(np.float32),
+            )
+            self._pieces[prompt, layer].append(piece)
+
+    def finish(self) -> AttentionMaps:
+        """The maps; the pieces are given up on the way, so that memory is not needed twice."""
+        n_layers, n_heads = self.about["n_layers"], self.about["n_heads"]
+        counts, columns = [], []
+        for prompt in range(len(self.about["tokens"])):
+            for layer in range(n_layers):
+                pieces = self._pieces.pop((prompt, layer), [])
+                if not pieces:
+                    counts.append(np.zeros(n_heads, dtype=np.int64))
+                    continue
+                head, query, key, weight = (np.concatenate(column) for column in zip(*pieces, strict=True))
+                order = np.argsort(head, kind="stable")
+                counts.append(np.bincount(head, minlength=n_heads))
+                columns.append((query[order], key[order], weight[order]))
+        empty = (np.zeros(0, self.index_type), np.zeros(0, self.index_type), np.zeros(0, np.float32))
+        query, key, weight = (np.concatenate(column) for column in zip(empty, *columns, strict=True))
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
+        return AttentionMaps(offsets=offsets, query=query, key=key, weight=weight, rows=self.rows, **self.about)
+
+
+def from_matrices(
+    weights: Sequence[Array],
+    *,
+    ids: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[str]] | None = None,
+    softmax: Sequence[Array] | None = None,
+    documents: Sequence[Sequence[int]] | None = None,
+    model: str = "matrices",
+    gated: bool = False,
+    floor: float = 0.0,
+    provenance: Mapping[str, Any] | None = None,
+) -> AttentionMaps:
+    """Maps of weight matrices you already have, one array [L, H, T, T] a prompt.
+
+    An edge is an entry above zero; those below `floor` are summed up instead of stored. `softmax` is what the weights
+    were before the gate, and the weights themselves if it is left out.
+    """
+    n_layers, n_heads = weights[0].shape[:2]
+    names = tokens if tokens is not None else [[str(token) for token in row] for row in ids]
+    builder = MapBuilder(
+        model,
+        names,
+        ids,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        gated=gated,
+        floor=floor,
+        documents=documents,
+        provenance=provenance,
+    )
+    for prompt, weights_LHQK in enumerate(weights):
+        before_LHQK = weights_LHQK if softmax is None else softmax[prompt]
+        at = slice(builder.first_position[prompt], builder.first_position[prompt + 1])
+        starts_Q = _starts(builder.about["documents"][prompt], weights_LHQK.shape[-1])
+        queries = np.arange(weights_LHQK.shape[-1])
+        light = (weights_LHQK > 0) & (weights_LHQK < floor)
+        builder.rows.entropy[:, :, at] = row_entropy(before_LHQK)
+        builder.rows.first[:, :, at] = before_LHQK[:, :, queries, starts_Q]
+        builder.rows.below[:, :, at] = np.where(light, weights_LHQK, 0).sum(-1)
+        builder.rows.n_below[:, :, at] = light.sum(-1)
+        for layer in range(n_layers):
+            head, query, key = np.nonzero((weights_LHQK[layer] > 0) & ~light[layer])
+            builder.add(prompt, layer, head, query, key, weights_LHQK[layer, head, query, key])
+    return builder.finish()
+
+
+def row_entropy(rows: Array) -> Array:
+    """`-sum p log p` over the last axis, in nats."""
+    return -(rows * np.log(np.where(rows > 0, rows, 1))).sum(-1)
+
+
+def _starts(documents: Sequence[int], length: int) -> Array:
+    bounds = np.array([*documents, length])
+    return np.repeat(bounds[:-1], np.diff(bounds))

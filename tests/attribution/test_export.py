@@ -1,0 +1,138 @@
+"""The JSON that other viewers open: every key they require, in the types they require, and our heads beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import make_graph
+
+from gossamer import GossamerError
+from gossamer.attribution.clusters import find_clusters
+from gossamer.attribution.export import circuit_tracer_json, write_circuit_tracer
+from gossamer.attribution.graph import AttributionGraph
+from gossamer.attribution.head_loadings import HeadLoadings
+from gossamer.attribution.replacement import Replacement
+
+Made = tuple[AttributionGraph, Replacement]
+METADATA = {"slug": str, "scan": str, "transcoder_list": list, "prompt_tokens": list, "prompt": str}
+Q_PARAMS = {"pinnedIds": list, "supernodes": list, "linkType": str, "clickedId": str, "sg_pos": str}
+NODE = {
+    "node_id": str,
+    "feature": int,
+    "layer": str,
+    "ctx_idx": int,
+    "feature_type": str,
+    "jsNodeId": str,
+    "clerp": str,
+    "run_idx": int,
+    "reverse_ctx_idx": int,
+}
+TYPES = {"cross layer transcoder", "mlp reconstruction error", "embedding", "logit"}
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return make_graph()
+
+
+def require(part: dict[str, Any], types: dict[str, type]) -> None:
+    for name, kind in types.items():
+        assert type(part[name]) is kind, name
+
+
+def test_the_graph_has_what_its_viewers_require(made: Made) -> None:
+    graph, replacement = made
+    data = json.loads(
+        json.dumps(
+            circuit_tracer_json(graph, slug="one", scan="tiny-model", clusters=find_clusters(graph, replacement)),
+            allow_nan=False,
+        )
+    )
+    assert set(data) == {"metadata", "qParams", "nodes", "links"}
+    require(data["metadata"], METADATA)
+    require(data["qParams"], Q_PARAMS)
+    ids = {node["node_id"] for node in data["nodes"]}
+    assert len(ids) == len(data["nodes"]) == len(graph.nodes) - 1  # all but the bias
+    for node in data["nodes"]:
+        require(node, NODE)
+        assert node["feature_type"] in TYPES
+        if node["feature_type"] == "logit":
+            assert f"(p={node['token_prob']:.3f})" in node["clerp"]
+            assert node["layer"] == "4"
+    assert [node["is_target_logit"] for node in data["nodes"] if node["feature_type"] == "logit"].count(True) == 1
+    for link in data["links"]:
+        assert {link["source"], link["target"]} <= ids
+    assert len(data["links"]) == graph.n_edges
+    assert {node for label, *nodes in data["qParams"]["supernodes"] for node in nodes} <= ids
+
+
+def test_features_are_numbered_by_pairing_layer_and_number(made: Made) -> None:
+    """The pairing can be undone."""
+    data = circuit_tracer_json(made[0], slug="one", scan="tiny")
+    for node in data["nodes"]:
+        if node["feature_type"] == "cross layer transcoder":
+            row = int((np.sqrt(8 * node["feature"] + 1) - 1) // 2)
+            number = node["feature"] - row * (row + 1) // 2
+            layer, there, _ = node["node_id"].split("_")
+            assert (row - number, number) == (int(layer), int(there))
+
+
+def test_influence_is_the_share_down_to_a_node_in_the_whole_graph(made: Made) -> None:
+    graph = made[0]
+    data = circuit_tracer_json(graph, slug="one", scan="tiny")
+    shown = [node["influence"] for node in data["nodes"] if "influence" in node]
+    sources = graph.nodes.n_sources - 1
+    order = np.argsort(-graph.influence_N[:sources], kind="stable")
+    assert (np.diff(np.array(shown)[order]) > -1e-12).all()
+    assert 0 < min(shown) < max(shown) <= 1
+
+
+def test_head_parts_ride_on_links(made: Made) -> None:
+    graph = made[0]
+    target_E, source_E = np.nonzero(graph.effect_TS)
+    n_edges, generator = len(source_E), np.random.default_rng(0)
+    heads_ELH = generator.normal(size=(n_edges, 3, 3)) * (generator.random((n_edges, 3, 3)) < 0.4)
+    edge_E = graph.effect_TS[target_E, source_E]
+    loadings = HeadLoadings(
+        model="tiny",
+        tokens=graph.tokens_Q,
+        n_begin=0,
+        sources=(),
+        targets=(),
+        source_E=source_E,
+        target_E=target_E,
+        key_E=source_E,
+        query_E=source_E,
+        edge_E=edge_E,
+        heads_ELH=heads_ELH,
+        no_head_E=edge_E - heads_ELH.sum((1, 2)) - 0.5,
+        others_E=np.full(n_edges, 0.5),
+    )
+    data = circuit_tracer_json(graph, slug="one", scan="tiny", loadings=loadings)
+    assert len({len(link["heads"]) for link in data["links"]}) > 2
+    for link in data["links"]:
+        parts = [part for _, _, part in link["heads"]]
+        assert [abs(part) for part in parts] == sorted((abs(part) for part in parts), reverse=True)
+        assert sum(parts) + link["no_head"] + link["other_positions"] == pytest.approx(link["weight"])
+
+
+def test_files_are_listed_once(made: Made, tmp_path) -> None:
+    graph = made[0]
+    for slug in ("one", "two", "one"):
+        path = write_circuit_tracer(graph, tmp_path, slug=slug, scan="tiny")
+        assert json.loads(path.read_text("utf-8"))["metadata"]["slug"] == slug
+    index = json.loads((tmp_path / "graph-metadata.json").read_text("utf-8"))
+    assert [entry["slug"] for entry in index["graphs"]] == ["two", "one"]
+
+
+def test_names_that_viewers_refuse_and_clusters_of_other_graphs_are_refused(made: Made) -> None:
+    graph, replacement = made
+    with pytest.raises(GossamerError, match="The scan 'a/b' may hold letters"):
+        circuit_tracer_json(graph, slug="one", scan="a/b")
+    smaller = graph.pruned(node_part=0.3)
+    assert smaller.nodes.n_features < graph.nodes.n_features
+    with pytest.raises(GossamerError, match="clusters are of another graph"):
+        circuit_tracer_json(smaller, slug="one", scan="a", clusters=find_clusters(graph, replacement))

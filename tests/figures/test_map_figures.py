@@ -1,0 +1,298 @@
+"""Figures of maps by their marks: which cells, labels, order, colours, titles; one picture compared with tolerance."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import image as images
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.text import Text
+
+from gossamer.errors import GossamerError
+from gossamer.figures.before_after import before_after
+from gossamer.figures.density_map import density_of_maps
+from gossamer.figures.head_grid import head_grid
+from gossamer.figures.label_transitions import label_transitions
+from gossamer.figures.maps import GREYS, MOST_PIXELS, Scale, colours, shown_token
+from gossamer.figures.scatter_matrix import scatter_matrix
+from gossamer.figures.statistics_sheet import SHOWN, statistics_sheet
+from gossamer.figures.style import ACCENT, save_figure
+from gossamer.figures.taxonomy_gallery import taxonomy_gallery
+from gossamer.maps import AttentionMaps, from_matrices
+from gossamer.patterns.change import dense_to_sparse
+from gossamer.patterns.constructed import KINDS, construct
+from gossamer.patterns.relations import relate
+from gossamer.patterns.taxonomy import classify
+
+WORDS = ("The", " opposite", " of", '"', "large", "\n", "🦎", "שלום", "$x^{$", "<script>", "\t", " ")
+BASELINE = Path(__file__).with_name("head_grid.png")
+
+
+def made(*, gated: bool, layers: int = 3, heads: int = 4, length: int = 12, prompts: int = 1) -> AttentionMaps:
+    rng = np.random.default_rng(0)
+    weights = [np.tril(rng.gamma(1.0, size=(layers, heads, length, length))) for _ in range(prompts)]
+    weights = [rows / rows.sum(-1, keepdims=True) for rows in weights]
+    if gated:
+        weights = [0.6 * rows * (rng.random(rows.shape) < 0.3) for rows in weights]
+        weights[0][1, 1] = 0
+        weights[0][2, 3, 5, 2] = 1.0
+    name = "Sparse $5" if gated else "Dense <b>"
+    tokens = [WORDS] * prompts if length == len(WORDS) else None
+    return from_matrices(weights, ids=[list(range(length))] * prompts, tokens=tokens, model=name, gated=gated)
+
+
+def maps_in(figure: Figure) -> list[AxesImage]:
+    return [image for image in figure.findobj(AxesImage) if image.get_gid()]
+
+
+def texts_in(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_the_grid_has_the_heads_asked_for_in_order_with_labels() -> None:
+    dense, sparse = made(gated=False), made(gated=True)
+    order = [(2, 3), (0, 1), (1, 0)]
+    figure = head_grid([dense, sparse], heads=[None, order], titles=["GPT2", "Sparse GPT2"])
+    names = [str(image.get_gid()) for image in maps_in(figure)]
+    assert names == [f"0:{name}" for name in dense.names] + ["1:L2H3", "1:L0H1", "1:L1H0"]
+    assert len(figure.findobj(FancyBboxPatch)) == 2
+    texts = texts_in(figure)
+    assert texts.index("GPT2") < texts.index("Sparse GPT2")
+    assert [text for text in texts if text in sparse.names][-3:] == ["L2H3", "L0H1", "L1H0"]
+    for image in maps_in(figure):
+        left, right, _, top = image.get_extent()
+        name = str(image.get_gid())[2:]
+        label = min(
+            (text for text in figure.findobj(Text) if text.get_text() == name),
+            key=lambda text: abs(text.get_position()[1] - top),
+        )
+        assert label.get_position()[0] == pytest.approx(right)  # at the map's top right
+        assert left < right
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 61])
+def test_any_number_of_heads_without_overlap(n: int) -> None:
+    maps = made(gated=True, layers=7, heads=9)
+    figure = head_grid([maps, maps], heads=[maps.heads[:n], maps.heads[:9]])
+    boxes = np.array([image.get_extent() for image in maps_in(figure)])
+    width, height = figure.get_size_inches()
+    assert boxes[:, 0].min() >= 0
+    assert boxes[:, 1].max() <= width
+    assert boxes[:, 2].max() <= height
+    for number, (left, right, bottom, top) in enumerate(boxes):
+        others = np.delete(boxes, number, axis=0)
+        apart = (others[:, 0] >= right) | (others[:, 1] <= left) | (others[:, 3] >= bottom) | (others[:, 2] <= top)
+        assert apart.all()
+    rows = sorted({round(top, 3) for _, _, _, top in boxes[:n]})
+    assert len(rows) == -(-n // 9)
+
+
+def test_zero_is_white_open_is_not_and_later_tokens_are_nothing() -> None:
+    sparse = made(gated=True)
+    rgba = colours(sparse, 0, 0, 0, Scale())
+    matrix = sparse.matrix(0, 0)
+    causal = np.tril(np.ones_like(matrix, dtype=bool))
+    assert (matrix[causal] == 0).any()
+    assert (rgba[..., :3][causal & (matrix == 0)] == 255).all()
+    assert (rgba[..., 0][matrix > 0] < 255).all()
+    assert (rgba[..., 3] == np.where(causal, 255, 0)).all()
+    tiny = dataclasses.replace(sparse, weight=np.full_like(sparse.weight, 1e-9))
+    assert (colours(tiny, 0, 0, 0, Scale())[..., 0][matrix > 0] < 248).all()
+
+
+def test_below_the_floor_of_a_dense_model_is_not_zero() -> None:
+    rows = np.tril(np.ones((1, 1, 12, 12))) / np.arange(1, 13)[:, None]
+    floored = from_matrices([rows], ids=[list(range(12))], floor=0.2)
+    rgba = colours(floored, 0, 0, 0, Scale())
+    assert floored.matrix(0, 0)[11].max() == 0
+    assert (rgba[11, :, 0] < 255).all()
+
+
+def test_the_darkest_cell_is_the_largest_weight() -> None:
+    sparse = made(gated=True)
+    figure = head_grid(sparse)
+    darkness = {}
+    for image in maps_in(figure):
+        rgba = np.asarray(image.get_array())
+        darkness[str(image.get_gid())] = int(np.where(rgba[..., 3] > 0, rgba[..., 0], 255).min())
+    assert min(darkness, key=lambda name: darkness[name]) == "0:L2H3"
+    assert darkness["0:L1H1"] == 255  # the dead head
+
+
+def test_the_first_column_can_be_left_out_of_the_scale() -> None:
+    sink = np.zeros((1, 1, 12, 12))
+    sink[..., 0] = 0.9
+    sink[0, 0] += 0.1 * np.eye(12)
+    maps = from_matrices([sink], ids=[list(range(12))])
+    texts = texts_in(head_grid(maps, without_first=True))
+    assert "0.1" in texts
+    assert any("first-token column in grey" in text for text in texts)
+    assert "0.9" in texts_in(head_grid(maps)) or "1" in texts_in(head_grid(maps))
+    first = colours(maps, 0, 0, 0, Scale(0.1, without_first=True))[5, 0]
+    assert tuple(first[:3]) == tuple(round(255 * part) for part in GREYS(1.0)[:3])
+
+
+def test_red_squares_stand_on_their_edge() -> None:
+    maps = made(gated=True)
+    figure = head_grid(maps, heads=[[(0, 0), (2, 3)]], edges={(2, 3): [(5, 2)]})
+    squares = [patch for patch in figure.findobj(Rectangle) if patch.get_edgecolor()[:3] == _rgb(ACCENT)]
+    assert len(squares) == 1
+    left, _, _, top = maps_in(figure)[1].get_extent()
+    cell = (maps_in(figure)[1].get_extent()[1] - left) / 12
+    middle = squares[0].get_x() + squares[0].get_width() / 2, squares[0].get_y() + squares[0].get_height() / 2
+    assert middle == pytest.approx((left + 2.5 * cell, top + 5.5 * cell))
+    with pytest.raises(GossamerError, match="not in a prompt"):
+        head_grid(maps, edges=[(2, 5)])
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+
+
+def test_long_prompts_are_pooled_by_their_largest_weight() -> None:
+    length = 2 * MOST_PIXELS
+    one = np.zeros((1, 1, length, length), dtype=np.float32)
+    one[0, 0, 400, 123] = 1
+    rgba = colours(from_matrices([one], ids=[list(range(length))], gated=True), 0, 0, 0, Scale())
+    assert rgba.shape[0] == MOST_PIXELS
+    assert rgba[200, 61, 0] < 20
+
+
+def test_tokens_are_drawn_as_they_stand(tmp_path: Path) -> None:
+    dense, sparse = made(gated=False), made(gated=True)
+    for name, figure in (
+        ("grid", head_grid([dense, sparse])),
+        ("pair", before_after(dense, sparse, [(2, 3)], edges=[(5, 2)])),
+    ):
+        drawn = save_figure(figure, tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+        for literal in ("🦎", "שלום", "$x^{$", "&lt;script&gt;", "⏎", "Sparse $5", "Dense &lt;b&gt;"):
+            assert literal in drawn, (name, literal)
+        assert "<script" not in drawn
+        save_figure(figure, tmp_path / f"{name}.pdf")
+
+
+def test_a_token_made_visible() -> None:
+    assert [shown_token(token) for token in (" a", "\n", " ", "a b", "", "x ")] == ["␣a", "⏎", "␣", "a b", "", "x␣"]
+    assert shown_token("\x1b[\x7f") == "␛[␡"  # no picture file may hold control characters
+
+
+def test_144_heads_of_two_models_are_a_small_vector_file(tmp_path: Path) -> None:
+    dense, sparse = (made(gated=gated, layers=12, heads=12, length=128) for gated in (False, True))
+    path = save_figure(head_grid([dense, sparse]), tmp_path / "grid.pdf")
+    assert path.stat().st_size < 5e6
+
+
+def test_the_grid_looks_as_it_did(tmp_path: Path) -> None:
+    """Tolerant: fonts and antialiasing may differ, maps and layout may not."""
+    maps = construct(KINDS, lengths=[32], seed=4, gated=True).maps
+    path = tmp_path / "grid.png"
+    save_figure(head_grid(maps, edges=[(20, 5)]), path)
+    now, then = (images.imread(file)[::2, ::2, :3] for file in (path, BASELINE))
+    assert now.shape == then.shape
+    assert float(np.sqrt(((now - then) ** 2).mean())) < 0.04
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    maps = made(gated=True)
+    for wrong, message in (
+        ({"heads": [[(9, 9)]]}, "no head L9H9"),
+        ({"heads": [[]]}, "without heads"),
+        ({"heads": [None, None]}, "2 panels"),
+        ({"prompt": 4}, "no prompt 4"),
+        ({"columns": 0}, "at least one column"),
+    ):
+        with pytest.raises(GossamerError, match=message):
+            head_grid(maps, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(GossamerError, match="2 to 10"):
+        scatter_matrix([maps], [relate(maps)], [(0, 0)])
+    with pytest.raises(GossamerError, match="at least one head"):
+        before_after(maps, maps, [])
+
+
+def test_the_gallery_shows_the_clearest_head_of_every_class() -> None:
+    maps = construct(KINDS * 2, lengths=[48], seed=8).maps
+    report = classify(maps)
+    shown = [str(image.get_gid()) for image in maps_in(taxonomy_gallery(maps, report))]
+    assert shown == [f"{label}:L0H{report.heads_of(label)[0][1]}" for label in report.counts()]
+    assert len(shown) >= 10
+
+
+def test_transitions_count_every_head() -> None:
+    kinds = ["sink", "sink", "self", "self", "diffuse"]
+    dense = classify(construct(kinds, lengths=[48], seed=1, washes=[0.0]).maps)
+    kinds = ["sink", "near-empty", "self", "self", "near-empty"]
+    sparse = classify(construct(kinds, lengths=[48], seed=1, washes=[0.0], gated=True).maps)
+    figure = label_transitions(dense, sparse)
+    numbers = [int(text) for text in texts_in(figure) if text.isdigit()]
+    assert sum(numbers) == 5
+    assert "3 of 5 heads keep their label" in texts_in(figure)
+    assert "near-empty (2)" in texts_in(figure)
+
+
+def test_the_sheet_prints_the_statements() -> None:
+    dense, sparse = made(gated=False, prompts=6), made(gated=True, prompts=6)
+    pair = dense_to_sparse(dense, sparse, resamples=100)
+    texts = texts_in(statistics_sheet(pair))
+    for statement in pair.statements:
+        assert f"{statement.statement}:" in texts
+        assert statement.answer in texts
+
+
+def test_the_scatter_matrix_has_a_number_and_a_cloud_for_each_pair() -> None:
+    dense, sparse = made(gated=False), made(gated=True)
+    heads = [(0, 0), (0, 1), (1, 1)]
+    figure = scatter_matrix([dense, sparse], [relate(dense), relate(sparse)], heads)
+    texts = texts_in(figure)
+    assert [texts.count(name) for name in ("L0H0", "L0H1", "L1H1")] == [2, 2, 2]
+    assert f"{relate(dense).pearson[0, 1]:.2f}" in texts
+    assert texts.count("undefined") == 2  # the dead head of the sparse model
+
+
+def test_the_clouds_are_those_of_their_pairs_of_heads() -> None:
+    sparse = made(gated=True)
+    heads = [(0, 0), (0, 1), (0, 2)]
+    figure = scatter_matrix([sparse], [relate(sparse)], heads)
+    grid = np.array(figure.subfigs[0].axes).reshape(3, 3)
+    weights = [sparse.matrix(*head).ravel() for head in heads]
+    for row, column in ((1, 0), (2, 0), (2, 1)):
+        x, y = weights[column], weights[row]
+        (cloud,) = grid[row, column].collections
+        expected = np.stack([x, y], axis=1)[(x > 0) | (y > 0)]
+        np.testing.assert_allclose(np.asarray(cloud.get_offsets()), expected)
+
+
+def test_a_negative_correlation_is_red_and_a_positive_one_blue() -> None:
+    left, right = np.tril(np.ones((12, 12))), np.tril(np.ones((12, 12)))
+    left[::2], right[1::2] = 0, 0  # never in the same row
+    maps = from_matrices([np.stack([left, right, left])[None] / 12], ids=[list(range(12))], gated=True)
+    figure = scatter_matrix([maps], [relate(maps)], [(0, 0), (0, 1), (0, 2)], measure="spearman")
+    grid = np.array(figure.subfigs[0].axes).reshape(3, 3)
+    numbers = {place: float(grid[place].texts[0].get_text().replace("−", "-")) for place in ((0, 1), (1, 2))}
+    assert max(numbers.values()) < 0
+    red, _, blue, _ = grid[0, 1].get_facecolor()
+    assert red > blue
+
+
+def test_density_maps_of_two_models_share_their_scale() -> None:
+    figures = [density_of_maps(made(gated=gated)) for gated in (False, True)]
+    limits = [next(iter(figure.axes[0].images)).get_clim() for figure in figures]
+    assert limits[0] == limits[1]
+    assert limits[0][1] == 100
+
+
+def test_dots_of_the_sheet_are_filled_where_heads_changed() -> None:
+    dense, sparse = made(gated=False, prompts=12), made(gated=True, prompts=12)
+    pair = dense_to_sparse(dense, sparse)
+    figure = statistics_sheet(pair)
+    hollow, filled = figure.axes[list(SHOWN).index("open_per_query")].collections[:2]
+    change = pair.change("open_per_query")
+    assert change.significant.any()
+    assert len(filled.get_offsets()) == int(change.significant.sum())
+    assert len(hollow.get_offsets()) == int((~change.significant).sum())
+    few = dense_to_sparse(made(gated=False, prompts=3), made(gated=True, prompts=3))
+    assert "too few to say" in statistics_sheet(few).get_supxlabel()
