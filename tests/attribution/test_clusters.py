@@ -8,12 +8,13 @@ import torch
 from edge_models import gated
 from random_transcoders import random_transcoders
 
-from gossamer import GossamerError
+from gossamer import GossamerError, load
 from gossamer.attribution.build import attribution_graph
-from gossamer.attribution.clusters import Clusters, find_clusters, joined
+from gossamer.attribution.clusters import Cluster, Clusters, find_clusters, joined
 from gossamer.attribution.contexts import with_contexts
 from gossamer.attribution.frozen import freeze
 from gossamer.attribution.graph import AttributionGraph
+from gossamer.attribution.nameable import Nameable
 from gossamer.attribution.replacement import Replacement, replace_mlps
 from gossamer.corpus import Sequences
 
@@ -82,6 +83,27 @@ def test_promoted_tokens_are_those_whose_logits_the_writing_raises_most(
     assert cluster.promoted == tuple(map(str, best))
     word = "layers" if "–" in cluster.layers else "layer"
     assert cluster.label == f"4 ({word} {cluster.layers}): {best[0]}, {best[1]}"
+
+
+def test_labels_name_only_what_a_reader_can_read_and_training_has_seen() -> None:
+    """The bundled vocabulary has control characters, halves of letters, and single letters that no text ever had."""
+    model = load("bundled/dense")
+    nameable = Nameable(model, model.hf.get_output_embeddings().weight.detach())
+    spelling = {model.tokenizer.decode([token]): token for token in reversed(range(len(model.tokenizer)))}
+    unfit = [model.tokenizer.bos_token_id, *(spelling[text] for text in ("\x1b", "\ufffd", " ", "\n", "u", "R"))]
+    raised_V = torch.full((len(model.tokenizer),), -1.0)
+    raised_V[unfit] = torch.arange(20.0, 20 - len(unfit), -1)
+    assert nameable.best(raised_V, 5) == ()
+    raised_V[spelling["small"]], raised_V[spelling[" short"]] = 1.0, 0.5
+    assert nameable.best(raised_V, 5) == ("small",)  # no text of the language has ` short`, with a space
+    raised_V[spelling["short"]] = 2.0
+    assert nameable.best(raised_V, 5) == ("short", "small")
+    assert nameable.best(raised_V, 1) == ("short",)
+
+
+def test_a_label_without_promoted_tokens_is_the_token_and_its_layers() -> None:
+    assert Cluster(3, " large", ((0, 3, 1), (2, 3, 4)), 0, 2, 0.5, ()).label == "large (layers 0–2)"
+    assert Cluster(3, " large", ((2, 3, 4),), 2, 2, 0.5, (" small", "b")).label == "large (layer 2): small, b"
 
 
 def _activation(replacement: Replacement, key: tuple[int, int, int]) -> float:

@@ -6,7 +6,8 @@ Two features of one position are alike when they write alike and feed alike:
 
 effects weighted by the targets' influence. Groups are joined while the mean likeness between two of them is above a
 threshold (average linkage). A cluster promotes the tokens whose centred logits its features, as active as they are,
-raise most when what they write goes straight to the unembedding.
+raise most when what they write goes straight to the unembedding; tokens that would tell a reader nothing are passed
+over (see `nameable`), and where none is left the label is the token and the layers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gossamer.attribution.graph import AttributionGraph
+from gossamer.attribution.nameable import Nameable
 from gossamer.attribution.replacement import Replacement
-from gossamer.attribution.targets import spelled
 from gossamer.circuits.effect import Floats, Ints
 from gossamer.circuits.store import Stored
 from gossamer.errors import GossamerError
@@ -57,9 +58,10 @@ class Cluster:
 
     @property
     def label(self) -> str:
-        """For example `large (layers 0–3): small, tiny`."""
+        """For example `large (layers 0–3): small, tiny`; or `large (layer 2)`, if it promotes nothing readable."""
         word = "layer" if self.first_layer == self.last_layer else "layers"
-        return f"{self.token.strip() or repr(self.token)} ({word} {self.layers}): {', '.join(self.promoted[:2])}"
+        place = f"{self.token.strip() or repr(self.token)} ({word} {self.layers})"
+        return f"{place}: {', '.join(map(str.strip, self.promoted[:2]))}" if self.promoted else place
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,13 @@ def find_clusters(graph: AttributionGraph, replacement: Replacement, *, alike: f
     writes_FD = _written(graph, replacement)
     likeness_FF = (_cosines(writes_FD.numpy()) + _cosines(_fed(graph))) / 2
     promoting_FV = _straight_to_logits(replacement, writes_FD * torch.from_numpy(nodes.value_N[:n_features, None]))
+    nameable = Nameable(replacement.frozen.model, replacement.frozen.unembedding_VD)
     found = []
     for position in range(len(graph.tokens_Q)):
         mine = np.flatnonzero(nodes.position_N[:n_features] == position)
         for members in joined(likeness_FF[np.ix_(mine, mine)], alike):
             group = mine[members]
-            best = promoting_FV[torch.from_numpy(group)].sum(0).topk(PROMOTED).indices.tolist()
-            promoted = tuple(spelled(replacement.frozen.model, token) for token in best)
+            promoted = nameable.best(promoting_FV[torch.from_numpy(group)].sum(0), PROMOTED)
             found.append(_cluster(graph, group, promoted))
     found.sort(key=lambda cluster: (cluster.position, -cluster.share))
     return Clusters(graph.prompt, graph.tokens_Q, tuple(found), alike, graph.provenance)
