@@ -87,6 +87,14 @@ def test_the_largest_pairs_are_named_and_come_back_from_disk(tmp_path) -> None:
     assert loaded.gate_logit == split.gate_logit
 
 
+def test_pairs_that_give_nothing_are_not_named() -> None:
+    """In front of the first layer a query reads its own token and the bias, and so does a key: four pairs at most."""
+    split = split_score(made(gated("llama")), 0, 0, 5, 2)
+    largest = split.largest(100)
+    assert len(largest) == np.count_nonzero(split.parts_SS) <= 4
+    assert all(pair.part for pair in largest)
+
+
 def test_what_is_not_bilinear_is_refused() -> None:
     for kind in ("mass", "flow"):
         with pytest.raises(GossamerError, match=f"A {kind} gate decides by an edge's share"):

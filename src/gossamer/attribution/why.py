@@ -82,12 +82,15 @@ class ScoreSplit(Stored):
         return np.asarray(self.scaling * self.key_ES.T @ self.query_ES.sum(1))
 
     def largest(self, n: int = 10) -> list[Pair]:
-        """The largest pairs by size."""
+        """The largest pairs by size; pairs that give nothing are not among them, so there may be fewer than `n`."""
         parts_SS = self.parts_SS
-        names = [self.sources.name(source, self.tokens_Q) for source in range(len(self.sources))]
-        order = np.argsort(-np.abs(parts_SS), axis=None, kind="stable")[:n]
-        places = zip(*np.unravel_index(order, parts_SS.shape), strict=True)
-        return [Pair(names[s], names[t], float(parts_SS[s, t])) for s, t in places]
+        order = np.argsort(-np.abs(parts_SS), axis=None, kind="stable")[: min(n, np.count_nonzero(parts_SS))]
+        query_N, key_N = np.unravel_index(order, parts_SS.shape)
+        parts_N = parts_SS[query_N, key_N].tolist()
+        return [Pair(self._name(s), self._name(t), part) for s, t, part in zip(query_N, key_N, parts_N, strict=True)]
+
+    def _name(self, source: int) -> str:
+        return self.sources.name(int(source), self.tokens_Q)
 
 
 @torch.no_grad()
