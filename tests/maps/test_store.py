@@ -165,3 +165,36 @@ def test_heads_and_prompts_that_do_not_exist() -> None:
         maps.matrix(2, 0)
     with pytest.raises(GossamerError, match="no prompt 2"):
         maps.matrix(0, 0, 2)
+
+
+def test_matrices_that_are_no_causal_attention_are_refused() -> None:
+    fine = np.tril(np.full((1, 1, 3, 3), 0.2))
+    for wrong, message in (
+        (np.where(fine == 0, 0.0, np.nan), "not finite"),
+        (np.full((1, 1, 3, 3), 0.2), "after their query"),
+        (-fine, "below zero"),
+        (fine[0], "give an array"),
+    ):
+        with pytest.raises(GossamerError, match=message):
+            from_matrices([fine, wrong], ids=[[1, 2, 3]] * 2)
+        if wrong.ndim == 4:
+            with pytest.raises(GossamerError, match=f"prompt 1.*{message}"):
+                from_matrices([fine, fine], softmax=[fine, wrong], ids=[[1, 2, 3]] * 2)
+    with pytest.raises(GossamerError, match="no matrices"):
+        from_matrices([], ids=[])
+
+
+def test_a_missing_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = AttentionMaps._about
+    monkeypatch.setattr(AttentionMaps, "_about", lambda self: {k: v for k, v in about(self).items() if k != "gated"})
+    folder = random_maps().save(tmp_path / "maps")
+    with pytest.raises(GossamerError, match="lacks the field 'gated'"):
+        AttentionMaps.load(folder)
+
+
+def test_the_text_of_a_prompt_is_kept_as_a_whole(tmp_path: Path) -> None:
+    weights = [np.eye(3)[None, None]] * 2
+    maps = from_matrices(weights, ids=[[1, 2, 3]] * 2, tokens=[("a", "<C3>", "<A9>")] * 2, texts=["aé", "é"])
+    assert AttentionMaps.load(maps.save(tmp_path / "maps")).texts == ("aé", "é")
+    assert maps.select([1]).texts == ("é",)
+    assert random_maps().texts[0] == "".join(WORDS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import GossamerError, nearest
-from gossamer.models import LoadedModel
+from gossamer.models import LoadedModel, spelling
 
 Kind = Literal["centred logit", "logit", "logit difference", "probability", "log probability"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -77,8 +77,9 @@ def read_prompt(model: LoadedModel, text: str | Sequence[int]) -> Prompt:
         raise GossamerError(
             f"The prompt has {len(ids)} tokens and {model.name} reads at most {model.context_length}; shorten it."
         )
-    tokens = tuple(spelled(model, token) for token in ids)
-    return Prompt(text if isinstance(text, str) else "".join(tokens), tuple(ids), tokens, begin_tokens(model, ids))
+    read = text if isinstance(text, str) else spelling.text_of(model.optional_tokenizer, ids)
+    tokens = tuple(spelling.spelled(model.optional_tokenizer, ids))
+    return Prompt(read, tuple(ids), tokens, begin_tokens(model, ids))
 
 
 def begin_tokens(model: LoadedModel, ids: Sequence[int]) -> int:
@@ -89,9 +90,7 @@ def begin_tokens(model: LoadedModel, ids: Sequence[int]) -> int:
 
 def spelled(model: LoadedModel, token: int) -> str:
     """The text a token stands for; without a tokenizer, its number."""
-    if model.optional_tokenizer is None:
-        return str(token)
-    return str(model.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    return spelling.spelled(model.optional_tokenizer, [token])[0]
 
 
 def next_token(model: LoadedModel, prompt: Prompt, text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.errors import GossamerError
 from gossamer.maps.store import AttentionMaps, Rows, smallest_index
 
 Array = NDArray[Any]
@@ -28,6 +29,7 @@ class MapBuilder:
         n_heads: int,
         gated: bool,
         floor: float,
+        texts: Sequence[str] | None = None,
         documents: Sequence[Sequence[int]] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
@@ -35,6 +37,7 @@ class MapBuilder:
             "model": model,
             "tokens": tuple(map(tuple, tokens)),
             "ids": tuple(tuple(map(int, row)) for row in ids),
+            "texts": tuple(texts if texts is not None else map("".join, tokens)),
             "documents": tuple(map(tuple, documents or [(0,)] * len(tokens))),
             "n_layers": n_layers,
             "n_heads": n_heads,
@@ -91,6 +94,7 @@ def from_matrices(
     ids: Sequence[Sequence[int]],
     tokens: Sequence[Sequence[str]] | None = None,
     softmax: Sequence[Array] | None = None,
+    texts: Sequence[str] | None = None,
     documents: Sequence[Sequence[int]] | None = None,
     model: str = "matrices",
     gated: bool = False,
@@ -100,8 +104,13 @@ def from_matrices(
     """Maps of weight matrices you already have, one array [L, H, T, T] a prompt.
 
     An edge is an entry above zero; those below `floor` are summed up instead of stored. `softmax` is what the weights
-    were before the gate, and the weights themselves if it is left out.
+    were before the gate, and the weights themselves if it is left out. Weights are finite, not below zero, and zero
+    where the key comes after the query.
     """
+    if not len(weights):
+        raise GossamerError("There are no matrices to make maps of; give one array [L, H, T, T] for each prompt.")
+    for prompt, matrices in enumerate([*weights, *(() if softmax is None else softmax)]):
+        _require_attention(matrices, prompt % len(weights))
     n_layers, n_heads = weights[0].shape[:2]
     names = tokens if tokens is not None else [[str(token) for token in row] for row in ids]
     builder = MapBuilder(
@@ -112,6 +121,7 @@ def from_matrices(
         n_heads=n_heads,
         gated=gated,
         floor=floor,
+        texts=texts,
         documents=documents,
         provenance=provenance,
     )
@@ -129,6 +139,23 @@ def from_matrices(
             head, query, key = np.nonzero((weights_LHQK[layer] > 0) & ~light[layer])
             builder.add(prompt, layer, head, query, key, weights_LHQK[layer, head, query, key])
     return builder.finish()
+
+
+def _require_attention(weights_LHQK: Array, prompt: int) -> None:
+    """Refuse what is no causal attention."""
+    if weights_LHQK.ndim != 4 or weights_LHQK.shape[-1] != weights_LHQK.shape[-2]:
+        raise GossamerError(f"The matrices of prompt {prompt} are {weights_LHQK.shape}; give an array [L, H, T, T].")
+    if not np.isfinite(weights_LHQK).all():
+        raise GossamerError(f"The matrices of prompt {prompt} hold numbers that are not finite; cut or repair them.")
+    if (weights_LHQK < 0).any():
+        raise GossamerError(
+            f"The matrices of prompt {prompt} hold weights below zero; give attention weights, not scores."
+        )
+    if any(np.triu(weights_HQK, 1).any() for weights_HQK in weights_LHQK):
+        raise GossamerError(
+            f"The matrices of prompt {prompt} have weights on keys after their query; give causal attention, queries as"
+            " rows."
+        )
 
 
 def row_entropy(rows: Array) -> Array:

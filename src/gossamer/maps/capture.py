@@ -20,6 +20,7 @@ from gossamer.errors import GossamerError
 from gossamer.maps.builder import MapBuilder
 from gossamer.maps.store import AttentionMaps
 from gossamer.models import LoadedModel
+from gossamer.models.spelling import spelled, text_of
 
 DENSE_FLOOR = 1e-3
 MOST_TOKENS = 4096  # in one forward
@@ -40,8 +41,9 @@ def capture(model: LoadedModel, prompts: Prompts, *, floor: float | None = None)
     parts = model.anatomy
     builder = MapBuilder(
         model.name,
-        [_spelled(model, ids) for ids in rows],
+        [spelled(model.optional_tokenizer, ids) for ids in rows],
         rows,
+        texts=[text_of(model.optional_tokenizer, ids) for ids in rows],
         n_layers=parts.n_layers,
         n_heads=parts.n_heads,
         gated=model.is_sparse,
@@ -82,13 +84,6 @@ def _require_readable(model: LoadedModel, rows: Sequence[Sequence[int]]) -> None
     longest, limit = max(map(len, rows)), model.context_length
     if limit is not None and longest > limit:
         raise GossamerError(f"A prompt of {longest} tokens does not fit {model.name}'s context of {limit}; shorten it.")
-
-
-def _spelled(model: LoadedModel, ids: Sequence[int]) -> list[str]:
-    """Each token as the text it stands for; without a tokenizer, its number."""
-    if model.optional_tokenizer is None:
-        return [str(token) for token in ids]
-    return [model.tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
 
 
 def _batches(rows: Sequence[Sequence[int]], documents: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -30,6 +30,7 @@ from gossamer.maps.sealed import read_sealed, write_sealed
 
 FORMAT, VERSION = "gossamer attention maps", 1
 EDGES_FILE, ROWS_FILE = "edges.parquet", "rows.parquet"
+_COLUMNS = ("offsets", "query", "key", "weight", "rows")
 
 Array = NDArray[Any]
 Head = tuple[int, int]
@@ -93,11 +94,17 @@ class AttentionMaps:
     key: Array
     weight: NDArray[np.float32]
     rows: Rows
+    texts: tuple[
+        str, ...
+    ] = ()  # each prompt as a whole: its tokens in a row, unless given (characters can span tokens)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n_positions = sum(self.lengths)
         shape = (self.n_layers, self.n_heads, n_positions)
+        if not self.texts:
+            object.__setattr__(self, "texts", tuple(map("".join, self.tokens)))
+        assert len(self.texts) == len(self.ids)
         assert len(self.ids) == len(self.tokens) == len(self.documents)
         assert all(len(ids) == len(tokens) for ids, tokens in zip(self.ids, self.tokens, strict=True))
         assert all(starts and starts[0] == 0 for starts in self.documents)
@@ -279,6 +286,7 @@ class AttentionMaps:
             model=self.model,
             tokens=tuple(self.tokens[one] for one in prompts),
             ids=tuple(self.ids[one] for one in prompts),
+            texts=tuple(self.texts[one] for one in prompts),
             documents=tuple(self.documents[one] for one in prompts),
             n_layers=self.n_layers,
             n_heads=self.n_heads,
@@ -313,7 +321,7 @@ class AttentionMaps:
         return Path(folder)
 
     def _about(self) -> dict[str, Any]:
-        plain = ("model", "tokens", "ids", "documents", "n_layers", "n_heads", "gated", "floor", "provenance")
+        plain = ("model", "tokens", "ids", "texts", "documents", "n_layers", "n_heads", "gated", "floor", "provenance")
         return {"format": FORMAT, "version": VERSION} | {name: getattr(self, name) for name in plain}
 
     @classmethod
@@ -327,6 +335,9 @@ class AttentionMaps:
         known = {part.name for part in fields(cls)}
         if unknown := sorted(set(about) - known):
             raise GossamerError(f"{folder} has the unknown field {unknown[0]!r}.{nearest(unknown[0], known)}")
+        if missing := sorted(known - set(about) - {"texts", *_COLUMNS}):
+            raise GossamerError(f"{folder} lacks the field {missing[0]!r}; capture the maps again.")
+        about["texts"] = tuple(about.get("texts", ()))
         for name in ("tokens", "ids", "documents"):
             about[name] = tuple(map(tuple, about[name]))
         n_maps = len(about["tokens"]) * about["n_layers"] * about["n_heads"]
