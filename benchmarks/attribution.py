@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,9 @@ from gossamer.attribution import (
     replace_mlps,
     token_attribution,
 )
+from gossamer.attribution.agreement import PREDICTIONS
 from gossamer.attribution.weights import REAL
+from gossamer.circuits.effect import Estimate
 
 PROMPT, TARGET = 'The opposite of "large" is "', "small"
 ROLES = ("dense", "sparse")
@@ -69,25 +72,29 @@ def graph(options: argparse.Namespace) -> None:
         exact = attribution_graph(replacement)
         target = np.abs(exact.remainder_T / exact.value_T).max()
         loadings = graph_loadings(replacement, exact.pruned())
-        edge = np.abs(loadings.missing_E).max() / np.abs(loadings.edge_E).max()
+        edge = np.abs(loadings.missing_E / loadings.edge_E).max()
         scores = f"{found.scores.error_share:.3f} | {found.scores.replacement:.3f}"
         sizes = f"{seconds:.1f} | {len(found.nodes):,} | {found.n_edges:,}"
         print(f"| {single.name} | {sizes} | {scores} | {target:.1e} | {edge:.1e} |", flush=True)
 
 
 def agreement(options: argparse.Namespace) -> None:
-    print("| model | clusters | Spearman | same sign |\n| --- | --- | --- | --- |")
+    print("| model | predicted by | clusters | Spearman | same sign | of them | same sign, all |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for model in pair():
         tasks = [gs.tasks.get(name, model.tokenizer, options.prompts, seed=options.seed) for name in gs.tasks.NAMES]
         found = ablate_clusters(model, gs.transcoders.load(model.name, model=model), tasks)
         if options.out:
             found.save(options.out / f"agreement-{model.name.split('/')[-1]}.safetensors")
-        parts = {"all": found} | {task.name: found.of_task(task.name) for task in tasks}
-        for name, part in parts.items():
-            figures = " | ".join(
-                f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in (part.spearman(), part.same_sign())
-            )
-            print(f"| {model.name}, {name} | {len(part.rows)} | {figures} |", flush=True)
+        parts = {"all tasks": found} | {task.name: found.of_task(task.name) for task in tasks}
+        for (name, part), by in product(parts.items(), PREDICTIONS):
+            rank, sign, every = part.spearman(by), part.same_sign(by), part.same_sign(by, 0.0)
+            figures = f"{_interval(rank)} | {_interval(sign)} | {part.counted_N(by).sum()} | {_interval(every)}"
+            print(f"| {model.name}, {name} | {by} | {len(part.rows)} | {figures} |", flush=True)
+
+
+def _interval(one: Estimate) -> str:
+    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
 
 
 def edges(options: argparse.Namespace) -> None:

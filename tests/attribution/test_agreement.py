@@ -20,20 +20,23 @@ def rows_of(n_prompts: int, *, noise: float) -> Agreement:
             predicted = float(generator.normal())
             measured = predicted + noise * float(generator.normal())
             task = "even" if prompt % 2 == 0 else "odd"
-            rows.append(Ablated(task, f"prompt {prompt}", f"cluster {cluster}", 2.0, predicted, measured))
+            rows.append(Ablated(task, f"prompt {prompt}", f"cluster {cluster}", 2.0, predicted, -measured, measured))
     return Agreement(tuple(rows), {})
 
 
 def test_figures_are_those_of_the_pooled_rows_with_intervals_over_prompts() -> None:
     agreement = rows_of(20, noise=0.7)
     rank = agreement.spearman()
-    assert rank.value == pytest.approx(spearmanr(agreement.predicted_N, agreement.measured_N).statistic)
+    predicted_N = agreement.predicted_N("graph")
+    assert rank.value == pytest.approx(spearmanr(predicted_N, agreement.measured_N).statistic)
     assert 0 < rank.low < rank.value < rank.high < 1
-    same = np.sign(agreement.predicted_N) == np.sign(agreement.measured_N)
-    assert agreement.same_sign(0.0).value == pytest.approx(same.mean())
-    large = np.abs(agreement.predicted_N) >= 0.25 * 2.0
-    assert agreement.same_sign(0.25).value == pytest.approx(same[large].mean())
-    assert agreement.same_sign(0.25).value > agreement.same_sign(0.0).value
+    same = np.sign(predicted_N) == np.sign(agreement.measured_N)
+    assert agreement.same_sign(negligible=0.0).value == pytest.approx(same.mean())
+    large = np.abs(predicted_N) >= 0.25 * 2.0
+    assert agreement.counted_N(negligible=0.25).sum() == large.sum()
+    assert agreement.same_sign(negligible=0.25).value == pytest.approx(same[large].mean())
+    assert agreement.same_sign(negligible=0.25).value > agreement.same_sign(negligible=0.0).value
+    assert (agreement.spearman("replacement").value, agreement.same_sign("replacement").value) == pytest.approx((-1, 0))
     odd = agreement.of_task("odd")
     assert {row.task for row in odd.rows} == {"odd"}
     assert len(odd.rows) == 50

@@ -11,7 +11,7 @@ from edge_models import gated, tiny
 from random_transcoders import random_transcoders
 
 from gossamer import GossamerError
-from gossamer.attribution.build import attribution_graph
+from gossamer.attribution.build import attribution_graph, most_influential
 from gossamer.attribution.frozen import freeze
 from gossamer.attribution.graph import AttributionGraph
 from gossamer.attribution.graph_loadings import graph_hops, graph_loadings, worth
@@ -73,6 +73,21 @@ def test_worth_is_the_change_of_the_number_by_a_change_of_the_value(family, make
     change_TX = graph.total_effects(part_SX)
     expected_X = change_TX[graph.logit_row(6)] - change_TX[graph.logit_row(8)]
     np.testing.assert_allclose(worth(graph, TARGET)[:n_features], expected_X, rtol=1e-9, atol=1e-12)
+
+
+def test_a_graph_with_fewer_features_has_the_loadings_and_hops_of_the_replacement_model_it_was_made_of() -> None:
+    whole, _ = made(*CASES[0])
+    few = most_influential(whole, targets=[6, 8], max_features=4)
+    assert (len(few.features), few.n_left_out) == (4, len(whole.features) - 4)
+    graph = attribution_graph(few, targets=[6, 8])
+    same = attribution_graph(whole, targets=[6, 8], max_features=4)
+    np.testing.assert_array_equal(graph.effect_TS, same.effect_TS)
+    assert graph.n_active_features == same.n_active_features == len(whole.features)
+    np.testing.assert_allclose(graph_loadings(few, graph).missing_E, 0, atol=1e-12)
+    with pytest.raises(GossamerError, match="not those of this replacement model"):
+        graph_loadings(whole, graph)
+    with pytest.raises(GossamerError, match="not those of this replacement model"):
+        graph_hops(whole, graph, TARGET)
 
 
 def test_what_does_not_belong_together_is_refused() -> None:

@@ -32,22 +32,27 @@ def test_heads_that_carry_nothing_are_not_counted() -> None:
 
 
 def test_the_answers_hop_is_the_largest_total_from_elsewhere() -> None:
-    total_QK = np.array([[9.0, 0, 0], [1, 9, 0], [-5, 2, 9]])
-    assert hop_into(total_QK, 2) == Hop(1, 2)
+    assert hop_into(np.array([-5.0, 2, 9]), 2) == Hop(1, 2)
     assert not Hop(1, 2).at_home
     assert Hop(2, 2).at_home
     assert str(Hop(1, 2)) == "1 → 2"
 
 
+def test_a_hop_that_carries_nothing_is_never_the_answers() -> None:
+    """Though nothing is more than less than nothing."""
+    assert hop_into(np.array([0.0, -3, 0, -1, 0]), 4) == Hop(3, 4)
+    assert hop_into(np.array([5.0, 0, -1, 0]), 3, n_begin=1) == Hop(2, 3)
+
+
 def test_a_begin_token_is_passed_over_unless_nothing_else_is_read() -> None:
-    total_QK = np.array([[0, 0, 0], [3.0, 0, 0], [7.0, -2.0, 0]])
-    assert hop_into(total_QK, 2) == Hop(0, 2)
-    assert hop_into(total_QK, 2, n_begin=1) == Hop(1, 2)
-    assert hop_into(total_QK, 1, n_begin=1) == Hop(0, 1)
+    worth_K = np.array([7.0, -2.0, 0])
+    assert hop_into(worth_K, 2) == Hop(0, 2)
+    assert hop_into(worth_K, 2, n_begin=1) == Hop(1, 2)
+    assert hop_into(worth_K, 1, n_begin=1) == Hop(0, 1)
 
 
 def test_a_position_that_reads_nothing_has_no_hop() -> None:
     with pytest.raises(GossamerError, match="into position 2"):
-        hop_into(np.eye(3), 2)
+        hop_into(np.eye(3)[2], 2)
     with pytest.raises(GossamerError, match="between 0 and 1"):
         carriers(np.ones((1, 1)), 0)

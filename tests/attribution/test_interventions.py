@@ -15,7 +15,14 @@ from gossamer import GossamerError, LoadedModel
 from gossamer.attention import ForceShut, tape
 from gossamer.attribution.build import attribution_graph
 from gossamer.attribution.frozen import freeze
-from gossamer.attribution.interventions import ScaleAttention, ScaleFeatures, measured_change, predicted_change
+from gossamer.attribution.interventions import (
+    Intervention,
+    ScaleAttention,
+    ScaleFeatures,
+    measured_change,
+    predicted_change,
+    recomputed_change,
+)
 from gossamer.attribution.replacement import Replacement, replace_mlps
 from gossamer.transcoders import from_mlp
 
@@ -48,7 +55,7 @@ def test_scaling_by_one_changes_nothing(family: str) -> None:
         ScaleAttention(0, 1, factor=1.0),
         ScaleAttention(1, 2, query=4, key=2, factor=1.0),
     ):
-        for change in (predicted_change, measured_change):
+        for change in (predicted_change, recomputed_change, measured_change):
             np.testing.assert_allclose(change(replacement, intervention), 0, atol=1e-12)
 
 
@@ -106,6 +113,32 @@ def test_predictions_come_true_where_nothing_behind_the_intervention_is_frozen_o
         torch.testing.assert_close(measured_change(replacement, intervention), predicted_V, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.parametrize("of_features", [True, False])
+def test_where_features_are_neurons_recomputing_gives_what_the_model_does(of_features: bool) -> None:
+    """Norms and patterns move; the change is so small that no neuron which was off comes on."""
+    replacement = copied(gated("gpt2", n_layer=3, activation_function="relu"))
+    first = tuple(key for key in keys(replacement) if key[0] == 0)
+    intervention: Intervention = (
+        ScaleFeatures(first, 1 - 1e-6) if of_features else ScaleAttention(0, 1, factor=1 - 1e-6)
+    )
+    measured_V = measured_change(replacement, intervention)
+    torch.testing.assert_close(recomputed_change(replacement, intervention), measured_V, rtol=1e-6, atol=1e-13)
+    graph_misses_V = predicted_change(replacement, intervention) - measured_V
+    assert float(graph_misses_V.abs().max()) > 0.01 * float(measured_V.abs().max()) > 1e-10
+
+
+def test_a_feature_that_falls_below_its_threshold_goes_off() -> None:
+    replacement = copied(gated("gpt2", activation_function="relu"))
+    nothing_N = torch.full_like(replacement.features.activation_N, torch.nan)
+    reads_QD = replacement.frozen.layers[0].mlp_input_QD
+    for may_go_off in (False, True):
+        turned_QD = replacement.responding(nothing_N, may_go_off=may_go_off)(0, -reads_QD)
+        linear_QD = replacement.responding(nothing_N)(0, -reads_QD)
+        assert torch.equal(turned_QD, linear_QD) is not may_go_off
+    same = replacement.responding(nothing_N, may_go_off=True)(0, reads_QD)
+    torch.testing.assert_close(same, replacement.frozen.layers[0].mlp_written_QD)
+
+
 def test_the_graphs_total_effects_are_the_replacement_models_predictions() -> None:
     model = gated("qwen3", num_hidden_layers=3)
     replacement = replace_mlps(freeze(model, IDS), random_transcoders(model, "cross-layer"))
@@ -125,7 +158,7 @@ def test_what_is_not_there_cannot_be_scaled() -> None:
         predicted_change(replacement, ScaleFeatures(((0, 2, 99),)))
     with pytest.raises(GossamerError, match="at least one"):
         measured_change(replacement, ScaleFeatures(()))
-    for change in (predicted_change, measured_change):
+    for change in (predicted_change, recomputed_change, measured_change):
         with pytest.raises(GossamerError, match="no such head or edge"):
             change(replacement, ScaleAttention(0, 7))
         with pytest.raises(GossamerError, match="no such head or edge"):

@@ -11,7 +11,7 @@ import torch
 from edge_models import gated, tiny
 
 import gossamer as gs
-from gossamer.attention import FrozenGates, Weights, tape
+from gossamer.attention import ForceShut, FrozenGates, Weights, tape
 from gossamer.attribution.held import LINEAR, Held
 from gossamer.attribution.hops import Hop
 from gossamer.attribution.result import TokenAttribution
@@ -118,6 +118,23 @@ def test_the_micro_models_induction_edge() -> None:
     # shutting the edge that copies one token back shuts the induction edge too, which no gradient sees
     assert found.agreement().same_sign == pytest.approx(0.5)
     assert next(hop for hop, _ in found.hops(3)) == found.answer_hop
+    # without what it reads from position 2, the last token has the logits that position 1 gave it: none for either
+    assert found.lost_K[found.answer_hop.key] == pytest.approx(4)
+
+
+@pytest.mark.parametrize("make", [tiny, gated])
+def test_what_a_hop_is_worth_is_what_is_lost_without_it(make) -> None:
+    model = make("llama")
+    found = attribute(model)
+    prompt, n_heads = found.prompt, found.n_heads
+    clean = found.target.of(model.logits(prompt.ids_T(model))[:, -1])
+    for key in range(len(prompt)):
+        shut_HQK = torch.zeros(1, n_heads, len(prompt), len(prompt), dtype=torch.bool)
+        shut_HQK[:, :, -1, key] = True
+        with tape(model.hf, replace=[ForceShut(layer, shut_HQK) for layer in range(found.n_layers)]):
+            without = found.target.of(model.logits(prompt.ids_T(model))[:, -1])
+        assert found.lost_K[key] == pytest.approx(float(clean - without), abs=1e-12)
+    assert np.abs(found.lost_K).max() > 1e-3
 
 
 def test_hops_and_heads_add_up() -> None:

@@ -1,7 +1,7 @@
 """Attribution: what made a model say a token, in features, attention edges and the heads that carry them."""
 
 from gossamer.attribution.agreement import ablate_clusters
-from gossamer.attribution.build import attribution_graph
+from gossamer.attribution.build import attribution_graph, most_influential
 from gossamer.attribution.clusters import find_clusters
 from gossamer.attribution.contexts import with_contexts
 from gossamer.attribution.diff import GraphDiff, diff_graphs
@@ -11,7 +11,13 @@ from gossamer.attribution.graph import AttributionGraph
 from gossamer.attribution.graph_loadings import graph_hops, graph_loadings
 from gossamer.attribution.head_loadings import HeadLoadings, token_loadings
 from gossamer.attribution.hops import Hop
-from gossamer.attribution.interventions import ScaleAttention, ScaleFeatures, measured_change, predicted_change
+from gossamer.attribution.interventions import (
+    ScaleAttention,
+    ScaleFeatures,
+    measured_change,
+    predicted_change,
+    recomputed_change,
+)
 from gossamer.attribution.pair import AttributedPair, TranscoderPair, attribute
 from gossamer.attribution.replacement import replace_mlps
 from gossamer.attribution.result import TokenAttribution
@@ -45,9 +51,11 @@ __all__ = [
     "graph_hops",
     "graph_loadings",
     "measured_change",
+    "most_influential",
     "next_token_target",
     "predicted_change",
     "read_prompt",
+    "recomputed_change",
     "replace_mlps",
     "split_score",
     "token_attribution",

@@ -1,8 +1,12 @@
 """Do a graph's predictions come true? Ablate its clusters in the model, one at a time, over the prompts of tasks.
 
-For each prompt: the graph, pruned, its clusters, the most influential of them. Each is taken away in the model itself
-and in the replacement model; both give a change of the logit difference, right answers less wrong ones. Pairs of
-(predicted, measured) are pooled over prompts; intervals are 95 % bootstraps over prompts.
+For each prompt: the graph, pruned, its clusters, the most influential of them. Each is taken away in the model itself,
+which gives the measured change of the logit difference, right answers less wrong ones, and is predicted in two ways:
+
+    graph        attention, norms and features' on and off as they were, as in the graph (`predicted_change`)
+    replacement  features in the place of MLPs, attention, gates and norms computed anew (`recomputed_change`)
+
+Pairs of (predicted, measured) are pooled over prompts; intervals are 95 % bootstraps over prompts.
 """
 
 from __future__ import annotations
@@ -10,16 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.attribution.build import attribution_graph
 from gossamer.attribution.clusters import find_clusters
 from gossamer.attribution.correlation import spearman
 from gossamer.attribution.frozen import freeze
-from gossamer.attribution.interventions import ScaleFeatures, measured_change, predicted_change
+from gossamer.attribution.interventions import (
+    ScaleFeatures,
+    measured_change,
+    predicted_change,
+    recomputed_change,
+)
 from gossamer.attribution.replacement import replace_mlps
 from gossamer.circuits.effect import Estimate, Floats, Ints, estimate, resampling_counts
 from gossamer.circuits.store import Stored
@@ -31,6 +41,8 @@ from gossamer.transcoders.module import TranscoderSet
 CLUSTERS_PER_PROMPT = 8
 FEATURES_PER_GRAPH = 2_000  # in which clusters are looked for; predictions are made with all features
 NEGLIGIBLE = 0.01  # of the prompt's own logit difference: smaller predictions have no sign to speak of
+Prediction = Literal["graph", "replacement"]
+PREDICTIONS: tuple[Prediction, ...] = ("graph", "replacement")
 Progress = Callable[[int, int], None]
 
 
@@ -42,7 +54,8 @@ class Ablated:
     prompt: str
     label: str
     metric: float
-    predicted: float
+    graph: float
+    replacement: float
     measured: float
 
 
@@ -55,24 +68,28 @@ class Agreement(Stored):
     rows: tuple[Ablated, ...]
     provenance: dict[str, Any]
 
-    @cached_property
-    def predicted_N(self) -> Floats:
-        """The predicted changes."""
-        return np.array([row.predicted for row in self.rows])
+    def predicted_N(self, by: Prediction) -> Floats:
+        """The changes predicted by the graph, or by the replacement model."""
+        return np.array([row.graph if by == "graph" else row.replacement for row in self.rows])
 
     @cached_property
     def measured_N(self) -> Floats:
         """The measured changes."""
         return np.array([row.measured for row in self.rows])
 
-    def spearman(self) -> Estimate:
+    def spearman(self, by: Prediction = "graph") -> Estimate:
         """Rank correlation of predicted and measured changes, all pooled."""
-        return self._estimate(lambda rows: spearman(self.predicted_N[rows], self.measured_N[rows]))
+        predicted_N = self.predicted_N(by)
+        return self._estimate(lambda rows: spearman(predicted_N[rows], self.measured_N[rows]))
 
-    def same_sign(self, negligible: float = NEGLIGIBLE) -> Estimate:
-        """How often the sign is right, where the prediction is not negligible beside the prompt's own metric."""
-        counted_N = np.abs(self.predicted_N) >= negligible * np.abs([row.metric for row in self.rows])
-        same_N = np.sign(self.predicted_N) == np.sign(self.measured_N)
+    def counted_N(self, by: Prediction = "graph", negligible: float = NEGLIGIBLE) -> NDArray[np.bool_]:
+        """Which predictions are not negligible beside the prompt's own metric."""
+        return np.abs(self.predicted_N(by)) >= negligible * np.abs([row.metric for row in self.rows])
+
+    def same_sign(self, by: Prediction = "graph", negligible: float = NEGLIGIBLE) -> Estimate:
+        """How often the sign is right, where the prediction is not negligible."""
+        counted_N = self.counted_N(by, negligible)
+        same_N = np.sign(self.predicted_N(by)) == np.sign(self.measured_N)
 
         def share(rows: Ints) -> float:
             counted = rows[counted_N[rows]]
@@ -115,9 +132,9 @@ def ablate_clusters(
         metric = question.difference(replacement.frozen.logits_V)
         for cluster in find_clusters(graph, replacement).by_share()[:per_prompt]:
             away = ScaleFeatures(cluster.features)
-            predicted = question.difference(predicted_change(replacement, away))
-            measured = question.difference(measured_change(replacement, away))
-            rows.append(Ablated(task.name, graph.prompt, cluster.label, metric, predicted, measured))
+            changes = [change(replacement, away) for change in (predicted_change, recomputed_change, measured_change)]
+            differences = [question.difference(change_V) for change_V in changes]
+            rows.append(Ablated(task.name, graph.prompt, cluster.label, metric, *differences))
         if progress is not None:
             progress(number + 1, len(asked))
     provenance = {"model": model.provenance(), "transcoders": dict(transcoders.provenance), "per_prompt": per_prompt}

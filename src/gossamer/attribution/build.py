@@ -30,13 +30,13 @@ ROUNDS = 8  # in which the most influential features are chosen
 def attribution_graph(
     replacement: Replacement, *, targets: Sequence[int] | None = None, max_features: int = MOST_FEATURES
 ) -> AttributionGraph:
-    """The attribution graph of a replacement model; `targets` are token ids, by default the likeliest next tokens."""
-    if max_features < 1:
-        raise GossamerError(f"A graph needs room for at least one feature, but max_features is {max_features}.")
+    """The attribution graph of a replacement model; `targets` are token ids, by default the likeliest next tokens.
+
+    Of more than `max_features` the most influential are kept; what else needs the same features (loadings, hops) takes
+    the replacement model that `most_influential` gives.
+    """
+    replacement = most_influential(replacement, targets=targets, max_features=max_features)
     chosen = logit_targets(replacement.frozen, targets)
-    n_active = len(replacement.features)
-    if n_active > max_features:
-        replacement = replacement.keeping(_most_influential(replacement, chosen, max_features))
     effect_TS = _effects(replacement, chosen)
     nodes = _nodes(replacement, chosen)
     probability_K = _numpy(chosen.probability_K)
@@ -56,11 +56,23 @@ def attribution_graph(
         scores=influence.scores(nodes, effect_TS, influence_N),
         n_layers=frozen.n_layers,
         n_features_per_layer=replacement.transcoders.n_features,
-        n_active_features=n_active,
+        n_active_features=len(replacement.features) + replacement.n_left_out,
         transcoder_kind=replacement.transcoders.kind,
         pruning=None,
         provenance={"model": model.provenance(), "transcoders": dict(replacement.transcoders.provenance)},
     )
+
+
+def most_influential(
+    replacement: Replacement, *, targets: Sequence[int] | None = None, max_features: int = MOST_FEATURES
+) -> Replacement:
+    """The replacement model with the `max_features` features that matter most; what the others write is error."""
+    if max_features < 1:
+        raise GossamerError(f"A graph needs room for at least one feature, but max_features is {max_features}.")
+    if len(replacement.features) <= max_features:
+        return replacement
+    chosen = logit_targets(replacement.frozen, targets)
+    return replacement.keeping(_most_influential(replacement, chosen, max_features))
 
 
 def _effects(replacement: Replacement, targets: LogitTargets) -> Floats:

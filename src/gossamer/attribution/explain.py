@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gossamer.attribution.build import attribution_graph
+from gossamer.attribution.build import attribution_graph, most_influential
 from gossamer.attribution.clusters import Cluster, Clusters, find_clusters
 from gossamer.attribution.contexts import with_contexts
 from gossamer.attribution.frozen import freeze
@@ -114,8 +114,9 @@ def _features(
     model: LoadedModel, prompt: Prompt, target: Target, transcoders: TranscoderSet, text: Sequences | None
 ) -> FeatureGraph:
     transcoders.require_model(model)
-    replacement = replace_mlps(freeze(model, prompt.ids_T(model)), transcoders)
-    whole = attribution_graph(replacement, targets=[target.token, *target.foils])
+    asked = [target.token, *target.foils]
+    replacement = most_influential(replace_mlps(freeze(model, prompt.ids_T(model)), transcoders), targets=asked)
+    whole = attribution_graph(replacement, targets=asked)
     pruned = whole.pruned()
     clusters = find_clusters(pruned, replacement)
     return FeatureGraph(

@@ -45,10 +45,7 @@ def graph_loadings(replacement: Replacement, graph: AttributionGraph) -> HeadLoa
     )
     worst = np.abs(found.edge_E - effect_TS[target_E, source_E]).max(initial=0.0)
     if worst > AGREE * np.abs(effect_TS).max(initial=0.0):
-        raise GossamerError(
-            f"The graph's effects are not those of this replacement model (they differ by {worst:.2g}); give the one,"
-            " with the same features, that the graph was made of."
-        )
+        raise _foreign(f"they differ by {worst:.2g}")
     return found
 
 
@@ -56,6 +53,8 @@ def graph_loadings(replacement: Replacement, graph: AttributionGraph) -> HeadLoa
 def graph_hops(replacement: Replacement, graph: AttributionGraph, target: Target) -> HeadLoadings:
     """What heads carry between positions: one source a position, one target a position and layer, worth included."""
     nodes, n_positions, n_layers = graph.nodes, replacement.frozen.n_positions, graph.n_layers
+    if graph.pruning is None and nodes.n_features != len(replacement.features):
+        raise _foreign(f"{nodes.n_features} features and {len(replacement.features)}")
     single, readers = node_sources(replacement, nodes), node_targets(replacement, graph)
     every_Q = torch.arange(n_positions, device=single.position_S.device)
     writes_QWD = single.writes_SWD.new_zeros(n_positions, *single.writes_SWD.shape[1:])
@@ -75,6 +74,13 @@ def graph_hops(replacement: Replacement, graph: AttributionGraph, target: Target
             Targets(every_Q.repeat(n_layers + 1), layer_X, cotangent_XD),
             [f"{part} at {at}" for part in reads for at in where],
         ),
+    )
+
+
+def _foreign(how: str) -> GossamerError:
+    return GossamerError(
+        f"The graph's effects are not those of this replacement model ({how}); give the one that the graph was made of"
+        " (with fewer features than are active, what `most_influential` gives)."
     )
 
 

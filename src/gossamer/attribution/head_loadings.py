@@ -63,9 +63,10 @@ class HeadLoadings(Stored):
     @property
     def answer_hop(self) -> Hop:
         """The hop into the last position, from another one, over which heads carry the most."""
-        total_QK = np.zeros((len(self.tokens), len(self.tokens)))
-        np.add.at(total_QK, (self.query_E, self.key_E), self.heads_ELH.sum((1, 2)))
-        return hop_into(total_QK, len(self.tokens) - 1, n_begin=self.n_begin)
+        total_K, last = np.zeros(len(self.tokens)), len(self.tokens) - 1
+        mine = self.query_E == last
+        np.add.at(total_K, self.key_E[mine], self.heads_ELH[mine].sum((1, 2)))
+        return hop_into(total_K, last, n_begin=self.n_begin)
 
 
 def token_loadings(model: LoadedModel, prompt: Prompt, target: Target) -> HeadLoadings:

@@ -6,10 +6,12 @@
     gross                the sum of their sizes: what there is to cover
     heads for a share    the smallest k whose k largest |contributions| sum to at least that share of the gross
     signed share         the part of the total that those k heads sum to; above 1 where the others work against it
-    the answer's hop     of the hops INTO the answer's position from another one, the one with the largest total. It is
-                         the last step of whatever the answer was made from, not the whole way. A begin token is passed
-                         over as long as anything else is read: it sees nothing of the prompt, so it cannot tell the
-                         answer, however much it adds to every answer alike
+    the answer's hop     of the hops INTO the answer's position from another one, the one without which the answer loses
+                         most: all heads' edges over it are shut at once and the model is run. (Gradients would be
+                         cheaper, and point to the wrong hop where an MLP behind it is saturated.) It is the last step
+                         of whatever the answer was made from, not the whole way. A begin token is passed over as long
+                         as anything else is read: it sees nothing of the prompt, so it cannot tell the answer, however
+                         much it adds to every answer alike
 
 No torch here.
 """
@@ -100,10 +102,13 @@ def carriers(contribution_LH: Floats, share: float = SHARE) -> Carriers:
     return Carriers(chosen, share, signed / total if total else float("nan"), total, gross, len(ranked))
 
 
-def hop_into(total_QK: Floats, query: int, *, n_begin: int = 0) -> Hop:
-    """The hop into `query` from another position, behind the begin tokens if any, with the largest total."""
+def hop_into(worth_K: Floats, query: int, *, n_begin: int = 0) -> Hop:
+    """The hop into `query` from another position that is worth most; begin tokens count where there is nothing else.
+
+    A hop that is worth exactly nothing carries nothing, and is never the one.
+    """
     for first in (n_begin, 0):
-        others = total_QK[query, first:query]
+        others = worth_K[first:query]
         if np.any(others):
-            return Hop(first + int(np.argmax(others)), query)
+            return Hop(first + int(np.argmax(np.where(others == 0, -np.inf, others))), query)
     raise GossamerError(f"No head carries anything into position {query} from another one; there is no hop to look at.")

@@ -1,7 +1,11 @@
 """Interventions: scale features, heads or single attention edges, and see what the logits do.
 
-`predicted_change` asks the replacement model: attention, norms and every feature's on or off stay as in the run,
-features that are on follow their inputs, errors stay. That is the total effect along all paths of the unpruned graph.
+`predicted_change` asks the graph: attention, norms and every feature's on or off stay as in the run, features that are
+on follow their inputs, errors stay. That is the total effect along all paths of the unpruned graph.
+
+`recomputed_change` asks the replacement model: features stand in the place of MLPs as before, may go off, and errors
+stay, but attention, gates and norms are computed anew. What it gets right and the graph does not is what frozen
+patterns and norms hide.
 
 `measured_change` asks the model itself: everything behind the intervention, attention, norms, gates and MLPs, is
 computed anew. A feature is scaled by adding to what the MLPs write what its decoders make of the difference between the
@@ -19,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.attention import Weights, tape
+from gossamer.attribution.frozen import Mlp
 from gossamer.attribution.replacement import Replacement
 from gossamer.errors import GossamerError
 
@@ -55,14 +60,9 @@ Intervention = ScaleFeatures | ScaleAttention
 
 @torch.no_grad()
 def predicted_change(replacement: Replacement, intervention: Intervention) -> Tensor:
-    """The change [V] of the logits after the prompt that the replacement model predicts."""
-    frozen = replacement.frozen
-    held_N = torch.full_like(replacement.features.activation_N, torch.nan)
-    if isinstance(intervention, ScaleFeatures):
-        chosen = _found(replacement, intervention)
-        held_N[chosen] = replacement.features.activation_N[chosen] * intervention.factor
-    else:
-        _require_head(replacement, intervention)
+    """The change [V] of the logits after the prompt that the graph predicts."""
+    frozen, held_N = replacement.frozen, _held(replacement, intervention)
+    if isinstance(intervention, ScaleAttention):
         layers = list(frozen.layers)
         block = layers[intervention.layer]
         layers[intervention.layer] = replace(block, pattern_HQK=intervention.pattern(block.pattern_HQK))
@@ -71,23 +71,86 @@ def predicted_change(replacement: Replacement, intervention: Intervention) -> Te
 
 
 @torch.no_grad()
+def recomputed_change(replacement: Replacement, intervention: Intervention) -> Tensor:
+    """The change [V] of the replacement model's logits, attention, gates and norms computed anew."""
+    mlp = replacement.responding(_held(replacement, intervention), may_go_off=True)
+    with ExitStack() as stack:
+        stack.enter_context(_replaced_mlps(replacement, mlp))
+        if isinstance(intervention, ScaleAttention):
+            stack.enter_context(_scaled_attention(replacement, intervention))
+        return _rerun(replacement)
+
+
+@torch.no_grad()
 def measured_change(replacement: Replacement, intervention: Intervention) -> Tensor:
     """The change [V] of the model's own logits after the prompt, everything behind the intervention computed anew."""
+    scaled = _scaled_features if isinstance(intervention, ScaleFeatures) else _scaled_attention
+    with scaled(replacement, intervention):  # type: ignore[arg-type]
+        return _rerun(replacement)
+
+
+def _rerun(replacement: Replacement) -> Tensor:
+    """How far the logits of a run of the model, as it now is, are from those of the recorded run."""
     frozen = replacement.frozen
-    model = frozen.model
-    logits: list[Tensor] = []
+    model, logits = frozen.model, list[Tensor]()
+    keep = model.anatomy.unembedding.register_forward_hook(lambda module, args, output: logits.append(output))
     with ExitStack() as stack:
-        keep = model.anatomy.unembedding.register_forward_hook(lambda module, args, output: logits.append(output))
         stack.callback(keep.remove)
-        if isinstance(intervention, ScaleFeatures):
-            stack.enter_context(_scaled_features(replacement, intervention))
-        else:
-            _require_head(replacement, intervention)
-            pattern_HQK = intervention.pattern(frozen.layers[intervention.layer].pattern_HQK)
-            stack.enter_context(tape(model.hf, replace=[Weights(intervention.layer, pattern_HQK[None])]))
         model.hf.eval()
         model.hf(input_ids=frozen.ids_Q[None], use_cache=False, logits_to_keep=1)
     return logits[0][0, -1] - frozen.logits_V
+
+
+def _held(replacement: Replacement, intervention: Intervention) -> Tensor:
+    """The activations [N] at which an intervention holds features; NaN for those that it leaves alone."""
+    held_N = torch.full_like(replacement.features.activation_N, torch.nan)
+    if isinstance(intervention, ScaleFeatures):
+        chosen = _found(replacement, intervention)
+        held_N[chosen] = replacement.features.activation_N[chosen] * intervention.factor
+    else:
+        _require_head(replacement, intervention)
+    return held_N
+
+
+@contextmanager
+def _scaled_attention(replacement: Replacement, intervention: ScaleAttention) -> Iterator[None]:
+    """A tape that scales what a head carries while the model runs."""
+    _require_head(replacement, intervention)
+    frozen = replacement.frozen
+    pattern_HQK = intervention.pattern(frozen.layers[intervention.layer].pattern_HQK)
+    with tape(frozen.model.hf, replace=[Weights(intervention.layer, pattern_HQK[None])]):
+        yield
+
+
+@contextmanager
+def _replaced_mlps(replacement: Replacement, mlp: Mlp) -> Iterator[None]:
+    """Hooks that put other MLPs in the place of the model's own while it runs."""
+    parts = replacement.frozen.model.anatomy
+    read: dict[int, Tensor] = {}
+
+    def reading(layer: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            read[layer] = _read_by(args, kwargs)
+
+        return hook
+
+    def writing(layer: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            written_BQD = mlp(layer, read[layer])[None]
+            return (written_BQD, *output[1:]) if isinstance(output, tuple) else written_BQD
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in range(parts.n_layers):
+            stack.callback(parts.mlps[layer].register_forward_pre_hook(reading(layer), with_kwargs=True).remove)
+            stack.callback(parts.mlp_writers[layer].register_forward_hook(writing(layer)).remove)
+        yield
+
+
+def _read_by(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What an MLP is called with [Q,D]."""
+    return (args[0] if args else kwargs["hidden_states"])[0]
 
 
 @contextmanager
@@ -100,8 +163,7 @@ def _scaled_features(replacement: Replacement, intervention: ScaleFeatures) -> I
 
     def reading(layer: int, mine: Tensor) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            input_QD = (args[0] if args else kwargs["hidden_states"])[0]
-            now_QF = transcoders.encode(layer, input_QD)
+            now_QF = transcoders.encode(layer, _read_by(args, kwargs))
             now_N = now_QF[features.position_N[mine], features.feature_N[mine]]
             missing[layer] = features.activation_N[mine] * intervention.factor - now_N
 

@@ -1,7 +1,7 @@
 """A dense and a sparse model on the same prompt and target: over the same hop, how many heads does each need?
 
-The hop is the sparse model's own: the one into the answer's position with the largest total contribution, by gradient
-(see `hops`). Both models are measured on it; where the dense model's largest hop is another one, that is said.
+The hop is the sparse model's own: the one into the answer's position without which its answer loses most (see `hops`).
+Both models are measured on it; where the dense model's is another one, that is said.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class Replacement:
     frozen: FrozenModel
     transcoders: TranscoderSet
     features: ActiveFeatures
+    n_left_out: int = 0  # features that are on but count as error
 
     @cached_property
     def preactivation_N(self) -> Tensor:
@@ -95,13 +96,18 @@ class Replacement:
         """The same for all MLPs [L,Q,D]."""
         return torch.stack([self.written_by(target, activation_N) for target in range(self.frozen.n_layers)])
 
-    def responding(self, held_N: Tensor) -> Mlp:
-        """MLPs for the frozen model whose features respond, but for those held at an activation (NaN is free)."""
+    def responding(self, held_N: Tensor, *, may_go_off: bool = False) -> Mlp:
+        """MLPs whose features follow what they read, but for those held at an activation (NaN is free).
+
+        Features stay on, as a linear model needs, unless they `may_go_off` below their threshold.
+        """
         features, now_N = self.features, self.features.activation_N.clone()
+        floor_N = self._thresholds() if may_go_off else torch.full_like(now_N, -torch.inf)
 
         def mlp(layer: int, read_QD: Tensor) -> Tensor:
             mine = features.of_layer(layer)
             free_N = (read_QD[features.position_N[mine]] * self.encoders(mine)).sum(-1) + self.encoder_biases(mine)
+            free_N = torch.where(free_N > floor_N[mine], free_N, 0.0)
             now_N[mine] = torch.where(held_N[mine].isnan(), free_N, held_N[mine])
             return self.written_by(layer, now_N) + self.transcoders.decoder_bias_LD[layer] + self.error_LQD[layer]
 
@@ -109,7 +115,16 @@ class Replacement:
 
     def keeping(self, keep_N: Tensor) -> Replacement:
         """The same with some of the features; what the others wrote moves into the errors."""
-        return Replacement(self.frozen, self.transcoders, self.features.kept(keep_N))
+        dropped = len(self.features) - int(keep_N.sum())
+        kept = self.features.kept(keep_N)
+        return Replacement(self.frozen, self.transcoders, kept, self.n_left_out + dropped)
+
+    def _thresholds(self) -> Tensor:
+        """The pre-activation [N] above which each feature is on."""
+        threshold_LF = self.transcoders.threshold_LF
+        if threshold_LF is None:
+            return torch.zeros_like(self.features.activation_N)
+        return threshold_LF[self.features.layer_N, self.features.feature_N]
 
 
 @torch.no_grad()

@@ -41,7 +41,10 @@ class Ablation:
 
 @dataclass(frozen=True, eq=False)
 class TokenAttribution(Stored):
-    """Every open edge (layer, head, query, key) of a prompt: its weight, and what it contributed to the target."""
+    """Every open edge (layer, head, query, key) of a prompt: its weight, and what it contributed to the target.
+
+    `lost_K` is what the target loses when all heads' edges from a key to the last position are shut at once, exactly.
+    """
 
     FORMAT: ClassVar[str] = "gossamer token attribution"
 
@@ -61,6 +64,7 @@ class TokenAttribution(Stored):
     key_E: Ints
     weight_E: Floats
     contribution_E: Floats
+    lost_K: Floats
     ablation: Ablation | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -83,8 +87,8 @@ class TokenAttribution(Stored):
 
     @property
     def answer_hop(self) -> Hop:
-        """The hop into the answer's position, from another one, with the largest total."""
-        return hop_into(self.total_QK, len(self.prompt) - 1, n_begin=self.prompt.n_begin)
+        """The hop into the answer's position, from another one, without which the answer loses most."""
+        return hop_into(self.lost_K, len(self.prompt) - 1, n_begin=self.prompt.n_begin)
 
     def carriers(self, hop: Hop | None = None, share: float = SHARE) -> Carriers:
         """The fewest heads that carry a share of a hop, by default the answer's."""

@@ -54,10 +54,15 @@ class TaskHeads(Stored):
         return list(self.rows[0].dense)
 
     def medians(self, measure: str) -> tuple[float, float, float]:
-        """Heads of the dense model, of the sparse one, and the prompts' ratios dense to sparse: medians."""
+        """Heads of the dense model, of the sparse one, and the prompts' ratios dense to sparse: medians.
+
+        A prompt on which no head of the sparse model carries anything has no ratio.
+        """
         dense_N = np.array([row.dense[measure] for row in self.rows])
         sparse_N = np.array([row.sparse[measure] for row in self.rows])
-        return float(np.median(dense_N)), float(np.median(sparse_N)), float(np.median(dense_N / sparse_N))
+        some_N = sparse_N > 0
+        ratio = float(np.median(dense_N[some_N] / sparse_N[some_N])) if some_N.any() else float("nan")
+        return float(np.median(dense_N)), float(np.median(sparse_N)), ratio
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

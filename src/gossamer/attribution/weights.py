@@ -88,6 +88,7 @@ def token_attribution(
         key_E=key_E,
         weight_E=patterns.weights_LBHQK[:, 0][open_LHQK].double().cpu().numpy(),
         contribution_E=contribution_LHQK[open_LHQK].double().cpu().numpy(),
+        lost_K=hop_ablation(frozen, target, open_LHQK.any((0, 1))[-1]),
         ablation=None if ablate is None else Ablation(ablate, edge_ablation(frozen, target, places, held=ablate)),
         provenance={"model": model.provenance(), "steps": steps if method == "integrated" else 1},
     )
@@ -111,6 +112,25 @@ def edge_ablation(frozen: FrozenModel, target: Target, edges: tuple[Ints, ...], 
                     value_R = _value(model, frozen.ids_Q.expand(len(some_E), -1), target)
                 lost_E[some_E] = whole - value_R.double().cpu().numpy()
     return lost_E
+
+
+@torch.no_grad()
+def hop_ablation(frozen: FrozenModel, target: Target, open_K: Tensor) -> Floats:
+    """What the target loses [K] when all heads' edges from one key to the last position are shut, exactly.
+
+    Everything else is computed anew; keys from which no edge is open lose nothing and are not run.
+    """
+    model, n_tokens = frozen.model, frozen.n_positions
+    whole = float(_value(model, frozen.ids_Q[None], target)[0])
+    lost_K = np.zeros(n_tokens)
+    for key_R in open_K.nonzero()[:, 0].split(max(1, MOST_TOKENS // n_tokens)):
+        shut_RHQK = torch.zeros(len(key_R), model.anatomy.n_heads, n_tokens, n_tokens, dtype=torch.bool)
+        shut_RHQK[torch.arange(len(key_R)), :, -1, key_R.cpu()] = True
+        shut_RHQK = shut_RHQK.to(frozen.ids_Q.device)
+        with tape(model.hf, replace=[ForceShut(layer, shut_RHQK) for layer in range(frozen.n_layers)]):
+            value_R = _value(model, frozen.ids_Q.expand(len(key_R), -1), target)
+        lost_K[key_R.cpu().numpy()] = whole - value_R.double().cpu().numpy()
+    return lost_K
 
 
 def _one_each(frozen: FrozenModel, places: list[Ints]) -> Tensor:
