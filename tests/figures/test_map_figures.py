@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib import image as images
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.text import Text
 
+import gossamer as gs
 from gossamer.errors import GossamerError
+from gossamer.figures import style
 from gossamer.figures.before_after import before_after
 from gossamer.figures.density_map import density_of_maps
 from gossamer.figures.head_grid import head_grid
 from gossamer.figures.label_transitions import label_transitions
-from gossamer.figures.maps import GREYS, MOST_PIXELS, Scale, colours, shown_token
+from gossamer.figures.maps import GREYS, MOST_PIXELS, SHADES, UNCLEAR, Scale, colours, shown_token
 from gossamer.figures.scatter_matrix import scatter_matrix
 from gossamer.figures.statistics_sheet import SHOWN, statistics_sheet
-from gossamer.figures.style import ACCENT, save_figure
+from gossamer.figures.style import ACCENT, WEIGHTS, save_figure
 from gossamer.figures.taxonomy_gallery import taxonomy_gallery
 from gossamer.maps import AttentionMaps, from_matrices
+from gossamer.maps.capture import capture
 from gossamer.patterns.change import dense_to_sparse
 from gossamer.patterns.constructed import KINDS, construct
 from gossamer.patterns.relations import relate
@@ -113,6 +119,53 @@ def test_below_the_floor_of_a_dense_model_is_not_zero() -> None:
     assert (rgba[11, :, 0] < 255).all()
 
 
+def test_an_exact_zero_is_white_in_a_model_without_gates_too() -> None:
+    """Weights outside a sliding window, or that underflowed, are no open edges."""
+    banded = np.tril(np.ones((12, 12))) - np.tril(np.ones((12, 12)), -4)
+    rgba = colours(from_matrices([banded[None, None] / 4], ids=[list(range(12))]), 0, 0, 0, Scale())
+    assert (rgba[8, :5, :3] == 255).all()
+    assert (rgba[8, 5:9, 0] < 255).all()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_where_zero_and_light_cannot_be_told_apart_a_third_colour_says_so(gated: bool) -> None:
+    row = np.zeros((1, 1, 12, 12))
+    row[0, 0, 9, :3] = 0.5, 0.01, 0.01  # two light edges among eight that may be light
+    row[0, 0, 10, 0] = 1.0
+    row[0, 0, 11, :12] = 0.01
+    maps = from_matrices([row], ids=[list(range(12))], gated=gated, floor=0.1)
+    rgba = colours(maps, 0, 0, 0, Scale())
+    unclear = tuple(round(255 * part) for part in to_rgba(UNCLEAR)[:3])
+    assert {tuple(map(int, cell[:3])) for cell in rgba[9, 1:10]} == {unclear}
+    assert (rgba[10, 1:11, :3] == 255).all()  # no light edge in this row: the others are zero
+    palest = tuple(int(part) for part in rgba[11, 0, :3])
+    assert palest not in (unclear, (255, 255, 255))
+    assert (rgba[11, :, :3] == palest).all()  # nothing but light edges
+    assert "zero or below 0.1" in texts_in(head_grid(maps))
+    assert not any(text.startswith("zero or") for text in texts_in(head_grid(made(gated=gated))))
+
+
+def test_the_key_to_the_colours_is_true() -> None:
+    """At each tick stands the colour of its weight, light weights differ, and the left end says what is there."""
+    maps = made(gated=True)
+    figure = head_grid(maps)
+    (strip,) = [image for image in figure.findobj(AxesImage) if image.get_label() == "scale"]
+    left, right, *_ = strip.get_extent()
+    scale = Scale(largest=1.0)
+    labels = [text for text in figure.findobj(Text) if re.fullmatch(r"[0-9.]+", text.get_text())]
+    assert len(labels) >= 4
+    for label in labels:
+        at = right if label.get_horizontalalignment() == "right" else label.get_position()[0]
+        cell = min(SHADES - 1, int((at - left) / (right - left) * SHADES))
+        shown = np.asarray(strip.get_array())[0, cell, :3].astype(int)
+        expected = 255 * np.array(WEIGHTS(scale.shade(np.array(float(label.get_text()))))[:3])
+        assert np.abs(shown - expected).max() <= 12, label.get_text()
+    shades = scale.shade(np.array([1e-6, 0.003, 0.01, 0.0256, 0.1, 1.0]))
+    assert (np.diff(shades) > 0).all()
+    assert "above 0" in texts_in(figure)
+    assert any("by its square root" in text for text in texts_in(figure))
+
+
 def test_the_darkest_cell_is_the_largest_weight() -> None:
     sparse = made(gated=True)
     figure = head_grid(sparse)
@@ -178,7 +231,44 @@ def test_tokens_are_drawn_as_they_stand(tmp_path: Path) -> None:
 
 def test_a_token_made_visible() -> None:
     assert [shown_token(token) for token in (" a", "\n", " ", "a b", "", "x ")] == ["␣a", "⏎", "␣", "a b", "", "x␣"]
-    assert shown_token("\x1b[\x7f") == "␛[␡"  # no picture file may hold control characters
+    assert shown_token("\x1b[\x7f\r\x07") == "\\x1b[\\x7f\\r\\x07"  # no picture file may hold control characters
+    assert shown_token("a\u202eb\u2028\u200b\ue000\ud83d") == "aU+202EbU+2028U+200BU+E000U+D83D"
+
+
+def test_a_prompt_of_every_script_is_captured_and_drawn_literally(tmp_path: Path) -> None:
+    """From the text through a real tokenizer to the picture: the line below is the text, each token is its own."""
+    text = "hi 😀 שלום 日本\u202e a\u2028b\r\x07"
+    maps = capture(gs.load("bundled/dense"), text)
+    note = next(word for word in texts_in(head_grid(maps)) if word.startswith("rows are queries"))
+    assert note.endswith("<|bos|>hi 😀 שלום 日本U+202E aU+2028b\\r\\x07")
+    figure = before_after(maps, maps, [(0, 0)])
+    words = texts_in(figure)
+    assert [words.count(token) for token in ("<F0>", "<98>", "<D7>", "\\r", "\\x07")] == [
+        2 * 2,
+        2 * 2,
+        8 * 2,
+        2 * 2,
+        2 * 2,
+    ]
+    drawn = save_figure(head_grid(maps), tmp_path / "grid.svg").read_text(encoding="utf-8")
+    assert "hi 😀 שלום 日本U+202E a" in drawn
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_what_has_no_glyph_is_written_out(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No boxes, and no warning about them, where DejaVu is the only font; afterwards the figure says what it said."""
+    monkeypatch.setattr(style, "_fonts", lambda: ["DejaVu Sans"])
+    style._glyphs.cache_clear()
+    assert style.drawable("a🎉ש日") == "aU+1F389שU+65E5"
+    maps = dataclasses.replace(made(gated=True), model="Sparse 🎉", texts=("日本",))
+    for figure in (head_grid(maps), before_after(maps, maps, [(2, 3)])):
+        words = texts_in(figure)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            save_figure(figure, tmp_path / f"grid.{suffix}")
+        assert texts_in(figure) == words
+        assert any("🎉" in word for word in words)
+    style._glyphs.cache_clear()
 
 
 def test_144_heads_of_two_models_are_a_small_vector_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
+from gossamer.errors import GossamerError
 from gossamer.figures.style import WEIGHTS, log_scale, look, save_figure
 
 
@@ -45,3 +46,9 @@ def test_a_figure_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not supported"):
         save_figure(Figure(), tmp_path / "picture.nonsense")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_made_and_a_missing_path_is_not(tmp_path: Path) -> None:
+    save_figure(Figure(figsize=(1, 1)), tmp_path / "new" / "picture.png")
+    with pytest.raises(GossamerError, match=r"no folder .*wrong to write"):
+        save_figure(Figure(figsize=(1, 1)), tmp_path / "wrong" / "new" / "picture.png")

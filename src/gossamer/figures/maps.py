@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
@@ -17,7 +17,7 @@ from matplotlib.textpath import text_to_path
 from numpy.typing import NDArray
 
 from gossamer.errors import GossamerError
-from gossamer.figures.style import ACCENT, INK, WEIGHTS
+from gossamer.figures.style import ACCENT, INK, WEIGHTS, drawable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,19 +33,37 @@ MOST_PIXELS = 256  # longer prompts are pooled, by the largest weight, so that s
 PALEST = 0.16  # where on the ramp the lightest open edge stands; white itself is for what is exactly zero
 GREYS = LinearSegmentedColormap.from_list("first token", ["#ffffff", "#c9c6bf", "#6e6a62", "#2d2a25"])
 TRIANGLE = "#aab4be"
+KEY = 0.11  # inches: how high the key to the colours is
 PANEL, PANEL_EDGE = "#fdfdfe", "#c7d0d8"
 BOLD = 0.88  # bold text is this much wider than plain
 PANEL_TITLE = 0.16  # from the top of a panel to the middle of its title
-VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "⍽"}
+VISIBLE = {"\n": "⏎", "\r": "\\r", "\t": "⇥", " ": "␣", "\u00a0": "⍽"}
+INVISIBLE = ("Cf", "Zl", "Zp", "Zs", "Cs", "Co", "Cn")  # Unicode's classes of what has no shape, or turns text round
+UNCLEAR = "#f1e6cf"  # may be zero or light: the maps' floor hides which
+TICKS = tuple(digit * 10.0**power for power in range(0, -8, -1) for digit in (5, 2, 1))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From weights to colours: `largest` is darkest; `power` below one lifts light weights; `first` is drawn apart."""
+    """From weights to colours: `largest` is darkest; `power` below one lifts light weights; `first` is drawn apart.
+
+    `unclear` says that in some rows nobody can tell the zeros from the light edges that the maps summed up.
+    """
 
     largest: float = 1.0
     power: float = 0.5
     without_first: bool = False
+    unclear: bool = False
+
+    def height(self, weight: Array) -> Array:
+        """How far up the ramp a weight stands, from 0 to 1."""
+        return np.clip(weight / self.largest, 0, 1) ** self.power
+
+    def shade(self, weight: Array) -> Array:
+        """Where on `WEIGHTS` an open edge is drawn: from PALEST, which nothing is below, to 1."""
+        steps = np.round(self.height(weight) * (SHADES - 1)) / (SHADES - 1)
+        found: Array = PALEST + (1 - PALEST) * steps
+        return found
 
 
 def sheet(width: float, height: float) -> tuple[Figure, Axes]:
@@ -73,60 +91,72 @@ def shown_token(token: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text whose line breaks, tabs and other control characters are signs; ordinary spaces stay."""
-    return "".join(one if one == " " else VISIBLE.get(one, _control_picture(one)) for one in text)
+    """Text whose line breaks, tabs, control characters and direction marks are written out; ordinary spaces stay."""
+    return "".join(one if one == " " else VISIBLE.get(one, _written_out(one)) for one in text)
 
 
-def _control_picture(one: str) -> str:
-    """Unicode's picture of a control character, which no picture file may hold itself; others as they are."""
-    code = ord(one)
-    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else one
+def _written_out(one: str) -> str:
+    """A control character as `\\x07`, another that has no shape of its own as `U+202E`; all others as they are."""
+    kind = unicodedata.category(one)
+    if kind == "Cc":
+        return f"\\x{ord(one):02x}"
+    return f"U+{ord(one):04X}" if kind in INVISIBLE else one
 
 
-def shown_prompt(tokens: tuple[str, ...], most: int = 110) -> str:
-    """The prompt's beginning, tokens as they stand, on one line."""
-    text = one_line("".join(tokens))
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shown_prompt(text: str, most: int = 110) -> str:
+    """A prompt's beginning, as it stands, on one line."""
+    shown = one_line(text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def scale_for(maps: list[tuple[AttentionMaps, list[Head]]], prompt: int, *, without_first: bool) -> Scale:
     """One scale for several panels: up to the largest weight drawn, the first-token column left out if wanted."""
-    largest = 0.0
+    largest, unclear = 0.0, False
     for one, heads in maps:
         for head in heads:
+            unclear |= bool(_light_rows(one, head, prompt)[1].any())
             edges = one.head(*head, prompt)
             start = one.document_start[one.first_position[prompt] + edges.query]
             weights = edges.weight[edges.key != start] if without_first else edges.weight
             largest = max(largest, float(weights.max(initial=0.0)))
-    return Scale(largest=largest or 1.0, without_first=without_first)
+    return Scale(largest=largest or 1.0, without_first=without_first, unclear=unclear)
 
 
 def colours(maps: AttentionMaps, layer: int, head: int, prompt: int, scale: Scale) -> Array:
-    """One map as RGBA [T, T, 4]: white for zero, palest for what is open however weak, nothing after the query.
+    """One map as RGBA [T, T, 4]: white for zero, palest for what is lightest, nothing after the query.
 
-    In a model without gates every pair is open: what lies below the maps' floor is not zero, and not drawn white.
+    Edges below the maps' floor are known by row only: where they are all that is left of a row they are drawn palest,
+    and where zeros stand among them all of these are UNCLEAR.
     """
     matrix_QK = maps.matrix(layer, head, prompt)
     at = slice(*maps.first_position[prompt : prompt + 2])
     key, starts_Q1 = np.arange(matrix_QK.shape[0]), maps.document_start[at][:, None]
     allowed_QK = (key[None, :] <= key[:, None]) & (key[None, :] >= starts_Q1)
     first_QK = np.broadcast_to(key[None, :] == starts_Q1, matrix_QK.shape)
-    open_QK = allowed_QK if not maps.gated else matrix_QK > 0
-    if maps.gated and maps.floor:  # closed or too light to be stored: a row that has light edges says so
-        open_QK = open_QK | (allowed_QK & (maps.rows.n_below[layer, head, at] > 0)[:, None])
-    parts = [_pooled(part) for part in (matrix_QK, open_QK, allowed_QK | (key[None, :] <= key[:, None]), first_QK)]
-    weight, is_open, causal, first = parts
-    height = np.clip(weight / scale.largest, 0, 1) ** scale.power
-    shade = np.round(height * (SHADES - 1)) / (SHADES - 1)
-    shade = np.where(is_open, np.maximum(PALEST, shade), 0.0)
+    light_Q, unclear_Q = _light_rows(maps, (layer, head), prompt)
+    open_QK = (matrix_QK > 0) | (allowed_QK & light_Q[:, None])
+    unclear_QK = allowed_QK & unclear_Q[:, None]
+    parts = (matrix_QK, open_QK, unclear_QK, allowed_QK | (key[None, :] <= key[:, None]), first_QK)
+    weight, is_open, unclear, causal, first = (_pooled(part) for part in parts)
+    shade = np.where(is_open, scale.shade(weight), 0.0)
     rgba = np.asarray(WEIGHTS(shade))
     if scale.without_first:
         rgba = np.where(first[..., None], np.asarray(GREYS(shade)), rgba)
+    rgba = np.where((unclear & ~is_open)[..., None], to_rgba(UNCLEAR), rgba)
     rgba[..., 3] = causal
     found: Array = (255 * rgba).round().astype(np.uint8)
     found[found[..., 3] == 0] = 255
     found[..., 3] = np.where(causal, 255, 0)
     return found
+
+
+def _light_rows(maps: AttentionMaps, head: Head, prompt: int) -> tuple[Array, Array]:
+    """Rows [Q] in which all that is not stored is light, and rows in which only some of it is."""
+    at = slice(*maps.first_position[prompt : prompt + 2])
+    n_light_Q = np.where(maps.rows.below[head][at] > 0, maps.rows.n_below[head][at], 0)
+    n_stored_Q = np.bincount(maps.head(*head, prompt).query, minlength=maps.lengths[prompt])
+    all_light_Q = n_light_Q >= maps.n_allowed[at] - n_stored_Q
+    return (n_light_Q > 0) & all_light_Q, (n_light_Q > 0) & ~all_light_Q
 
 
 def _pooled(matrix: Array) -> Array:
@@ -167,10 +197,8 @@ def inside(edge: tuple[int, int], length: int) -> tuple[int, int]:
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide a text is drawn, in inches."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
+    """How wide a text is drawn, in inches, with what has no glyph written out."""
+    width, _, _ = text_to_path.get_text_width_height_descent(drawable(text), FontProperties(size=size), ismath=False)
     return float(width) / 72
 
 
@@ -226,7 +254,7 @@ def rounded_panel(axes: Axes, title: str, box: tuple[float, float, float, float]
     axes.text(
         left + 0.17,
         top + PANEL_TITLE + 0.01,
-        fitted(title, BOLD * (width - 0.34), 10),
+        fitted(one_line(title), BOLD * (width - 0.34), 10),
         fontsize=10,
         fontweight="bold",
         va="center",
@@ -241,18 +269,39 @@ def label_map(axes: Axes, name: str, box: Box) -> None:
 
 
 def draw_scale(axes: Axes, scale: Scale, left: float, top: float, *, floor: float, width: float = 2.0) -> None:
-    """The key to the colours: white for zero, then the ramp."""
-    height = 0.11
-    axes.add_patch(Rectangle((left, top), height, height, facecolor="white", edgecolor=TRIANGLE, linewidth=0.5))
-    axes.text(left + 0.16, top + height / 2, "exactly zero", fontsize=6.5, va="center", color=INK)
-    ramp = left + 0.95
-    ticks = np.linspace(0, 1, SHADES)
-    strip = np.asarray(WEIGHTS(np.maximum(PALEST, ticks)))[None]
-    image = AxesImage(axes, zorder=1.5, interpolation="none", extent=(ramp, ramp + width, top + height, top))
+    """The key to the colours: white for zero, then the ramp with ticks at weights; it goes by their square root."""
+    _swatch(axes, "white", "exactly zero", left, top)
+    if scale.unclear:
+        _swatch(axes, UNCLEAR, f"zero or below {floor:g}", left, top + 0.16)
+    ramp = left + (1.3 if scale.unclear else 0.95)
+    heights = (np.arange(SHADES) + 0.5) / SHADES
+    strip = np.asarray(WEIGHTS(scale.shade(scale.largest * heights ** (1 / scale.power))))[None]
+    image = AxesImage(axes, zorder=1.5, interpolation="none", extent=(ramp, ramp + width, top + KEY, top))
     image.set_data((255 * strip).round().astype(np.uint8))
+    image.set_label("scale")
     axes.add_image(image)
-    tiny = f"below {floor:g}" if floor else "tiny"
-    axes.text(ramp, top + height + 0.03, tiny, fontsize=6, va="top", color=INK)
-    axes.text(ramp + width, top + height + 0.03, f"{scale.largest:.2g}", fontsize=6, va="top", ha="right", color=INK)
-    note = "weight" + (" (first-token column in grey, off the scale)" if scale.without_first else "")
-    axes.text(ramp + width + 0.1, top + height / 2, note, fontsize=6.5, va="center", color=INK)
+    lightest = f"below {floor:g}" if floor else "above 0"
+    axes.text(ramp, top + KEY + 0.03, lightest, fontsize=6, va="top", color=INK)
+    axes.text(ramp + width, top + KEY + 0.03, f"{scale.largest:.2g}", fontsize=6, va="top", ha="right", color=INK)
+    for weight, place in _ticks(scale, width, text_width(lightest, 6)):
+        axes.plot([ramp + place] * 2, [top + KEY, top + KEY + 0.025], color=INK, linewidth=0.5)
+        axes.text(ramp + place, top + KEY + 0.03, f"{weight:g}", fontsize=6, va="top", ha="center", color=INK)
+    note = "weight, by its square root" + ("; first-token column in grey, off the scale" if scale.without_first else "")
+    axes.text(ramp + width + 0.1, top + KEY / 2, note, fontsize=6.5, va="center", color=INK)
+
+
+def _swatch(axes: Axes, colour: str, meaning: str, left: float, top: float) -> None:
+    axes.add_patch(Rectangle((left, top), KEY, KEY, facecolor=colour, edgecolor=TRIANGLE, linewidth=0.5))
+    axes.text(left + 0.16, top + KEY / 2, meaning, fontsize=6.5, va="center", color=INK)
+
+
+def _ticks(scale: Scale, width: float, taken: float) -> list[tuple[float, float]]:
+    """Weights between the ends of the ramp, and where they stand on it, in inches; no two labels touch."""
+    found: list[tuple[float, float]] = []
+    right = width - 0.1
+    for weight in (weight for weight in TICKS if weight < scale.largest):
+        place, half = width * float(scale.height(np.array(weight))), text_width(f"{weight:g}", 6) / 2 + 0.04
+        if taken + half <= place <= right - half:
+            found.append((weight, place))
+            right = place - half
+    return found

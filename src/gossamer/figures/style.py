@@ -6,7 +6,7 @@ Build a figure inside `with look():` and write it with `save_figure`; a reader's
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,10 @@ import matplotlib
 from cycler import cycler
 from matplotlib import font_manager
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from gossamer.errors import GossamerError
 from gossamer.files import atomic_file
 
 if TYPE_CHECKING:
@@ -104,9 +106,50 @@ def log_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically (the suffix chooses PNG, SVG or PDF) and return its path.
 
-    Text is written as it stands; what no font here has a glyph for is a box in PNG and PDF, and itself in SVG.
+    Text is written as it stands. A character that no font here has a glyph for is itself in SVG, whose reader may have
+    the font, and is written out in PNG and PDF, as `U+1F389`.
     """
-    with look(), atomic_file(path) as temporary, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(temporary)
-    return Path(path)
+    target = Path(path)
+    if not target.parent.is_dir() and not target.parent.parent.is_dir():
+        raise GossamerError(f"There is no folder {target.parent.parent} to write {target} into; make it first.")
+    with look(), atomic_file(target) as temporary, warnings.catch_warnings():
+        if target.suffix.lower() == ".svg":  # its text is laid out here and drawn by its reader
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(temporary)
+        else:
+            with _written_out(figure):
+                figure.savefig(temporary)
+    return target
+
+
+def drawable(text: str) -> str:
+    """Text in which characters without a glyph in the fonts of this machine are written out, as `U+1F389`."""
+    glyphs = _glyphs()
+    return "".join(one if one == "\n" or ord(one) in glyphs else f"U+{ord(one):04X}" for one in text)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """The characters that can be drawn, in plain as in bold letters."""
+    found = [
+        frozenset(code for family in _fonts() for code in _characters(family, weight)) for weight in ("normal", "bold")
+    ]
+    return found[0] & found[1]
+
+
+def _characters(family: str, weight: str) -> Iterable[int]:
+    path = font_manager.findfont(font_manager.FontProperties(family=[family], weight=weight))
+    return font_manager.get_font(path).get_charmap()
+
+
+@contextmanager
+def _written_out(figure: Figure) -> Iterator[None]:
+    """For the length of the block, the figure's text as it can be drawn here."""
+    changed = [(text, text.get_text()) for text in figure.findobj(Text) if drawable(text.get_text()) != text.get_text()]
+    for text, words in changed:
+        text.set_text(drawable(words))
+    try:
+        yield
+    finally:
+        for text, words in changed:
+            text.set_text(words)
