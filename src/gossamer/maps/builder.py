@@ -112,7 +112,10 @@ def from_matrices(
     for prompt, matrices in enumerate([*weights, *(() if softmax is None else softmax)]):
         _require_attention(matrices, prompt % len(weights))
     n_layers, n_heads = weights[0].shape[:2]
-    names = tokens if tokens is not None else [[str(token) for token in row] for row in ids]
+    names = tokens
+    if names is None:
+        names = [[str(token) for token in row] for row in ids]
+        texts = [" ".join(row) for row in names] if texts is None else texts
     builder = MapBuilder(
         model,
         names,
