@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from gossamer import GossamerError, load
 from gossamer.attribution.build import attribution_graph
 from gossamer.attribution.clusters import Cluster, Clusters, find_clusters, joined
 from gossamer.attribution.contexts import with_contexts
+from gossamer.attribution.explain import Explanation
 from gossamer.attribution.frozen import freeze
 from gossamer.attribution.graph import AttributionGraph
 from gossamer.attribution.nameable import Nameable
@@ -104,6 +107,23 @@ def test_labels_name_only_what_a_reader_can_read_and_training_has_seen() -> None
 def test_a_label_without_promoted_tokens_is_the_token_and_its_layers() -> None:
     assert Cluster(3, " large", ((0, 3, 1), (2, 3, 4)), 0, 2, 0.5, ()).label == "large (layers 0–2)"
     assert Cluster(3, " large", ((2, 3, 4),), 2, 2, 0.5, (" small", "b")).label == "large (layer 2): small, b"
+
+
+def test_boxes_are_chosen_token_by_token() -> None:
+    """A token whose features matter little beside another's still has its strongest box; small ones are left out."""
+
+    def cluster(position: int, token: str, share: float, promoted: tuple[str, ...] = ("a", ":")) -> Cluster:
+        return Cluster(position, token, ((0, position, 1), (2, position, 7)), 0, 2, share, promoted)
+
+    of_last = [cluster(2, ' "', share) for share in (0.5, 0.3, 0.1, 0.06)]
+    of_word = [cluster(1, " large", 0.02), cluster(1, " large", 0.01), cluster(1, " large", 0.001)]
+    clusters = Clusters("", ("<bos>", " large", ' "'), (*of_word, *of_last), 0.3, {})
+    features = SimpleNamespace(clusters=clusters)
+    boxes = Explanation(tokens=None, direct=None, features=features).boxes()  # type: ignore[arg-type]
+    assert [(box.position, box.share) for box in boxes] == [(1, 0.02), (1, 0.01), (2, 0.5), (2, 0.3), (2, 0.1)]
+    assert [box.label for box in boxes] == ["large", "→ a, ‘:’", "→ a, ‘:’", "→ a, ‘:’", "→ a, ‘:’"]
+    assert {(box.layer_from, box.layer_to) for box in boxes} == {(0, 2)}
+    assert Explanation(tokens=None, direct=None).boxes() == []  # type: ignore[arg-type]
 
 
 def _activation(replacement: Replacement, key: tuple[int, int, int]) -> float:

@@ -10,7 +10,7 @@ Each of the three measures says what heads carry over a hop; they answer differe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gossamer.figures.token_strip import FeatureBox
 
 Measure = Literal["gradient", "direct", "graph"]
-MOST_BOXES, SMALLEST_BOX = 10, 0.02  # clusters in a picture, and the share of the influence that one needs
+MOST_BOXES, SMALL_BOX = 3, 0.1  # clusters at a token in a picture, and the share of the token's that they exceed
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +75,36 @@ class Explanation(Stored):
         return self.measures[name]
 
     def boxes(self) -> list[FeatureBox]:
-        """The most influential clusters of features, as boxes of a picture; none without transcoders."""
-        from gossamer.figures.token_strip import FeatureBox
-
-        clusters = [] if self.features is None else self.features.clusters.by_share()[:MOST_BOXES]
-        return [
-            FeatureBox(one.position, _box_label(one), one.first_layer, one.last_layer, one.share)
-            for one in clusters
-            if one.share >= SMALLEST_BOX
-        ]
+        """Every token's most influential clusters of features, as boxes of a picture; none without transcoders."""
+        if self.features is None:
+            return []
+        clusters = self.features.clusters
+        return [box for position in range(len(clusters.tokens_Q)) for box in _boxes(clusters.at(position))]
 
 
-def _box_label(cluster: Cluster) -> str:
-    """The word that a cluster stands on; on anything else, what it promotes."""
+def _boxes(clusters: Sequence[Cluster]) -> list[FeatureBox]:
+    """The boxes of one token: its strongest cluster, and others that are not small beside all of them."""
+    from gossamer.figures.token_strip import FeatureBox
+
+    of_token = sum(one.share for one in clusters)
+    chosen = [one for place, one in enumerate(clusters[:MOST_BOXES]) if not place or one.share > SMALL_BOX * of_token]
+    labels = [_box_label(one, first=not place) for place, one in enumerate(chosen)]
+    return [
+        FeatureBox(one.position, label, one.first_layer, one.last_layer, one.share)
+        for one, label in zip(chosen, labels, strict=True)
+    ]
+
+
+def _box_label(cluster: Cluster, *, first: bool) -> str:
+    """The word that a token's first cluster stands on; of others, and where there is no word, what it promotes."""
     word = cluster.token.strip()
-    return word if any(map(str.isalpha, word)) else ", ".join(map(str.strip, cluster.promoted[:2]))
+    promoted = ", ".join(_readably(token.strip()) for token in cluster.promoted[:2])
+    return word if (first and any(map(str.isalpha, word))) or not promoted else f"→ {promoted}"
+
+
+def _readably(token: str) -> str:
+    """Signs in quotes, so that they are not taken for the label's own."""
+    return token if any(map(str.isalnum, token)) else f"‘{token}’"
 
 
 def explain(

@@ -89,21 +89,46 @@ class AttributedPair(Stored):
         """The picture: each model's heads for the share of the hop, the prompt, the sparse model's features."""
         from gossamer.figures.attribution_sketch import Output, SketchPanel, attribution_sketch
 
-        dense, sparse = (self.carriers(role) for role in ("dense", "sparse"))
-        tokens, over = self.sparse.tokens, f"key position {self.hop.key} to query position {self.hop.query}"
-        part = f"{100 * self.share:g} %"
+        dense, sparse = (self.carriers(role) for role in ROLES)
+        tokens, share, boxes = self.sparse.tokens, f"{100 * self.share:g} %", self.sparse.boxes()
+        by = f"{share} of {self.hop} by {self.measure}"
+        carried = f"{sparse.total:+.3g} of {tokens.value:+.3g} over {counted(sparse.available, 'head')}"
         return attribution_sketch(
-            SketchPanel(f"{self.dense.tokens.model}: {len(dense)} heads", self.dense.tokens.maps(), dense.places),
-            SketchPanel(f"{tokens.model}: {len(sparse)} heads map {over}", tokens.maps(), sparse.places),
+            SketchPanel(_headed(self.dense, dense), self.dense.tokens.maps(), dense.places, by),
+            SketchPanel(
+                _headed(self.sparse, sparse),
+                tokens.maps(),
+                sparse.places,
+                f"{by}: key position {self.hop.key} to query position {self.hop.query}",
+            ),
             hop=(self.hop.key, self.hop.query),
             output=Output(
                 tokens.target.text,
                 f"layer {tokens.n_layers}",
+                f"{share} by {counted(len(sparse), 'head')}",
                 f"p = {tokens.probability:.3g}",
-                f"{part} by {len(sparse)} of {sparse.available} heads",
+                carried.replace("-", "−"),
             ),
-            features=self.sparse.boxes(),
+            features=boxes,
+            title=f"{tokens.model}: the prompt" + (" and the features on it" if boxes else ""),
+            note=self._told(),
         )
+
+    def _told(self) -> str:
+        """What is explained and, where there are graphs, how much of them is errors."""
+        found = [(one.tokens.model, one.features.graph.scores) for one in (self.dense, self.sparse) if one.features]
+        errors = ", ".join(f"{model} {100 * scores.error_share:.0f} %" for model, scores in found)
+        told = f"Target: {self.sparse.tokens.target.describe()}."
+        return f"{told} Error nodes' share of the logits' inputs: {errors}." if errors else told
+
+
+def _headed(explanation: Explanation, found: Carriers) -> str:
+    return f"{explanation.tokens.model}: {counted(len(found), 'head')}"
+
+
+def counted(n: int, what: str) -> str:
+    """`1 head`, `2 heads`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def attribute(

@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from gossamer.figures.maps import one_line, shown_token
+from gossamer.figures.maps import BOLD, one_line, shown_token, text_width
 from gossamer.figures.style import ACCENT, INK, SPARSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTER = 0.078  # inches, of the tokens' font
 TOKEN, NUMBER, BOX, GAP, BELOW = 0.24, 0.17, 0.36, 0.06, 0.44  # inches
+WORD, LABEL, SMALL = 8.0, 7.5, 6.5  # points
+STUB = 0.16  # inches, of a hop that leaves its line
+LEAST_ARROW = 0.5
 MOST_LETTERS = 18
 KEY_FILL, TOKEN_FILL, BOX_FILL = "#fbe3e6", "#ffffff", "#dce8ee"
+
+Corner = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,24 @@ class FeatureBox:
             return f"layer {self.layer_from}"
         return f"layers {self.layer_from}–{self.layer_to}"
 
+    @property
+    def detail(self) -> str:
+        """The layers, and the share if there is one: `layers 0–3 · 12 %`."""
+        if self.share is None:
+            return self.layers
+        return f"{self.layers} · " + (f"{100 * self.share:.0f} %" if self.share >= 0.005 else "< 1 %")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The target: its text and what stands beneath it, the arrow to it, and the hop."""
+
+    text: str
+    note: str
+    above_arrow: str
+    below_arrow: str
+    hop: str
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -50,42 +72,73 @@ class Cell:
     width: float
     boxes: tuple[FeatureBox, ...] = ()
 
+    @property
+    def middle(self) -> float:
+        """Of its width."""
+        return self.left + self.width / 2
+
+    def moved(self, corner: Corner) -> Cell:
+        """The same with its place counted from elsewhere."""
+        return replace(self, left=self.left + corner[0], top=self.top + corner[1])
+
 
 @dataclass(frozen=True)
 class Strip:
-    """All tokens in place, and how much room they take."""
+    """All tokens in place, the target behind them, and how much room they take."""
 
     cells: tuple[Cell, ...]
-    output: Cell
+    end: Cell
+    output: Output
+    hop: tuple[int, int]
     width: float
     height: float
 
+    @property
+    def used(self) -> float:
+        """Square inches that tokens and boxes cover, however they are broken into lines."""
+        beneath = TOKEN + NUMBER + 2 * GAP
+        return sum(cell.width * (beneath + len(cell.boxes) * (BOX + GAP)) for cell in (*self.cells, self.end))
+
+    @property
+    def breaks(self) -> float:
+        """How much its line breaks disturb: worst between key and query, bad in front of the output."""
+        key, query = (self.cells[place] for place in self.hop)
+        n_lines = len({cell.top for cell in (*self.cells, self.end)})
+        return 0.12 * (key.top != query.top) + 0.08 * (self.cells[-1].top != self.end.top) + 0.02 * (n_lines - 1)
+
 
 def lay_out(
-    tokens: Sequence[str], boxes: Sequence[FeatureBox], output: str, arrow: str, *, query: int, width: float
+    tokens: Sequence[str], boxes: Sequence[FeatureBox], output: Output, *, hop: tuple[int, int], width: float
 ) -> Strip:
     """Tokens from left to right in lines no wider than `width`; the output stands behind the last one's arrow.
 
-    Beneath the line of the hop's `query` there is room for its arc.
+    Beneath the lines of the hop's (key, query) there is room for its arc.
     """
     cells = []
     for position, token in enumerate(tokens):
         mine = sorted(
             (box for box in boxes if box.position == position), key=lambda box: (box.layer_from, box.layer_to)
         )
-        texts = [
-            shortened(shown_token(token)),
-            *(label for box in mine for label in (shortened(box.label), box.layers)),
-        ]
-        room = max(map(text_width, texts)) + 0.14
-        cells.append(Cell(texts[0], 0.0, 0.0, min(room, width), tuple(mine)))
-    room = text_width(arrow) + 0.3
-    end = Cell(shortened(shown_token(output)), room, 0.0, text_width(output) + 0.3)
-    placed, height = _in_lines([*cells, end], query, width)
-    return Strip(tuple(placed[:-1]), placed[-1], max(cell.left + cell.width for cell in placed), height)
+        text = shortened(shown_token(token))
+        widths = [drawn_width(text, WORD)]
+        widths += [drawn_width(shortened(box.label), LABEL) / BOLD for box in mine]
+        widths += [drawn_width(box.detail, SMALL) for box in mine]
+        cells.append(Cell(text, 0.0, 0.0, min(max(widths) + 0.16, width), tuple(mine)))
+    target = shortened(shown_token(output.text))
+    room = max(drawn_width(target, WORD) / BOLD, drawn_width(output.note, SMALL)) + 0.2
+    end = Cell(target, _arrow_room(output), 0.0, room)
+    placed, height = _in_lines([*cells, end], hop, width)
+    cramped = max(cell.left + cell.width for cell in placed)
+    needed = max(cramped, min(width, drawn_width(output.hop, LABEL) / BOLD))
+    return Strip(tuple(placed[:-1]), placed[-1], output, hop, needed, height)
 
 
-def _in_lines(cells: list[Cell], query: int, width: float) -> tuple[list[Cell], float]:
+def _arrow_room(output: Output) -> float:
+    texts = drawn_width(output.above_arrow, 7), drawn_width(output.below_arrow, 7)
+    return max(LEAST_ARROW, *texts) + 0.2
+
+
+def _in_lines(cells: list[Cell], hop: tuple[int, int], width: float) -> tuple[list[Cell], float]:
     """Cells in place; a cell's `left` comes in as the room it wants before it."""
     lines: list[list[int]] = [[]]
     placed: list[Cell] = []
@@ -101,40 +154,20 @@ def _in_lines(cells: list[Cell], query: int, width: float) -> tuple[list[Cell], 
     for line in lines:
         top += max(len(cells[number].boxes) for number in line) * (BOX + GAP)
         placed[line[0] : line[-1] + 1] = [replace(placed[number], top=top) for number in line]
-        top += TOKEN + NUMBER + (BELOW if query in line else 2 * GAP)
+        top += TOKEN + NUMBER + (BELOW if set(hop) & set(line) else 2 * GAP)
     return placed, top
 
 
-def draw_strip(axes: Axes, strip: Strip, corner: tuple[float, float], hop: tuple[int, int], over: str) -> None:
-    """The strip with its top left corner there; the hop (key, query) is an arc beneath, with `over` written at it."""
-    dx, dy = corner
-    cells = [replace(cell, left=cell.left + dx, top=cell.top + dy) for cell in (*strip.cells, strip.output)]
-    for number, cell in enumerate(cells[:-1]):
-        _rounded(axes, cell.left, cell.top, cell.width, TOKEN, KEY_FILL if number in hop else TOKEN_FILL)
-        axes.text(cell.left + cell.width / 2, cell.top + TOKEN / 2, cell.text, ha="center", va="center", fontsize=8)
-        below = cell.top + TOKEN + NUMBER / 2
-        axes.text(cell.left + cell.width / 2, below, str(number), ha="center", va="center", fontsize=6.5, color=INK)
+def draw_strip(axes: Axes, strip: Strip, corner: Corner) -> None:
+    """The strip with its top left corner there: tokens, boxes, the hop beneath, and the arrow to the output."""
+    cells = [cell.moved(corner) for cell in strip.cells]
+    for number, cell in enumerate(cells):
+        _rounded(axes, cell.left, cell.top, cell.width, TOKEN, KEY_FILL if number in strip.hop else TOKEN_FILL)
+        _centred(axes, cell.middle, cell.top + TOKEN / 2, cell.text, WORD)
+        _centred(axes, cell.middle, cell.top + TOKEN + NUMBER / 2, str(number), SMALL)
         _stack(axes, cell)
-    _arc(axes, cells[hop[0]], cells[hop[1]], over)
-
-
-def draw_output(axes: Axes, strip: Strip, corner: tuple[float, float], note: str, arrow: str) -> None:
-    """The output behind the last token, with an arrow to it that has a text of its own."""
-    dx, dy = corner
-    last, end = (replace(cell, left=cell.left + dx, top=cell.top + dy) for cell in (strip.cells[-1], strip.output))
-    _rounded(axes, end.left, end.top, end.width, TOKEN, SPARSE)
-    middle = end.top + TOKEN / 2
-    axes.text(
-        end.left + end.width / 2, middle, end.text, ha="center", va="center", fontsize=8, color="white", weight="bold"
-    )
-    axes.text(end.left + end.width / 2, end.top + TOKEN + NUMBER / 2, note, ha="center", va="center", fontsize=6.5)
-    start = last.left + last.width if last.top == end.top else end.left - text_width(arrow) - 0.3
-    axes.add_patch(
-        FancyArrowPatch(
-            (start + 0.03, middle), (end.left - 0.03, middle), arrowstyle="-|>", mutation_scale=9, color=INK
-        )
-    )
-    axes.text((start + end.left) / 2, middle - 0.05, arrow, ha="center", va="bottom", fontsize=7, color=INK)
+    _draw_hop(axes, cells, strip, corner[0])
+    _draw_output(axes, cells[-1], strip.end.moved(corner), strip.output)
 
 
 def _stack(axes: Axes, cell: Cell) -> None:
@@ -142,20 +175,65 @@ def _stack(axes: Axes, cell: Cell) -> None:
     for number, box in enumerate(cell.boxes):
         top = cell.top - (number + 1) * (BOX + GAP)
         _rounded(axes, cell.left, top, cell.width, BOX, BOX_FILL)
-        middle, share = cell.left + cell.width / 2, "" if box.share is None else f" · {box.share:.0%}"
-        axes.text(middle, top + 0.11, shortened(box.label), ha="center", va="center", fontsize=7.5, weight="bold")
-        axes.text(middle, top + 0.26, box.layers + share, ha="center", va="center", fontsize=6.5)
+        _centred(axes, cell.middle, top + 0.11, shortened(box.label), LABEL, weight="bold")
+        _centred(axes, cell.middle, top + 0.26, box.detail, SMALL)
 
 
-def _arc(axes: Axes, key: Cell, query: Cell, over: str) -> None:
-    start = (key.left + key.width / 2, key.top + TOKEN + NUMBER)
-    end = (query.left + query.width / 2, query.top + TOKEN + NUMBER)
-    low = max(start[1], end[1]) + 0.3
-    path = Path([start, (start[0], low), (end[0], low), end], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
-    axes.add_patch(FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=9, color=ACCENT, linewidth=1.3))
-    axes.text(
-        (start[0] + end[0]) / 2, low - 0.05, over, ha="center", va="top", fontsize=7.5, color=ACCENT, weight="bold"
-    )
+def _draw_hop(axes: Axes, cells: list[Cell], strip: Strip, left: float) -> None:
+    """An arc from key to query; where they stand on different lines, a stub at each that names the other."""
+    key, query = (cells[place] for place in strip.hop)
+    room = left, left + strip.width
+    if key.top == query.top:
+        low = _arc(axes, key, query)
+        _hop_text(axes, (key.middle + query.middle) / 2, low, strip.output.hop, room)
+        return
+    for cell, text, upwards in (
+        (key, f"to {strip.hop[1]}", False),
+        (query, f"from {strip.hop[0]}: {strip.output.hop}", True),
+    ):
+        near, far = cell.top + TOKEN + NUMBER, cell.top + TOKEN + NUMBER + STUB
+        ends = ((cell.middle, far), (cell.middle, near)) if upwards else ((cell.middle, near), (cell.middle, far))
+        _arrow(axes, Path(ends), ACCENT)
+        _hop_text(axes, cell.middle, far, text, room)
+
+
+def _arc(axes: Axes, key: Cell, query: Cell) -> float:
+    """Beneath the numbers; gives back how low it reaches."""
+    high = key.top + TOKEN + NUMBER
+    aside = 0.1 if key == query else 0.0
+    start, end = (key.middle - aside, high), (query.middle + aside, high)
+    bend = high + 0.3
+    curve = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    _arrow(axes, Path([start, (start[0], bend), (end[0], bend), end], curve), ACCENT)
+    return bend - 0.08
+
+
+def _hop_text(axes: Axes, middle: float, top: float, text: str, room: tuple[float, float]) -> None:
+    """Centred there, or as near to it as it stays inside the strip."""
+    half = drawn_width(text, LABEL) / BOLD / 2
+    middle = max(room[0] + half, min(room[1] - half, middle))
+    axes.text(middle, top + 0.03, text, ha="center", va="top", fontsize=LABEL, color=ACCENT, weight="bold")
+
+
+def _draw_output(axes: Axes, last: Cell, end: Cell, output: Output) -> None:
+    """The output with an arrow to it, from the last token or from the beginning of the line."""
+    _rounded(axes, end.left, end.top, end.width, TOKEN, SPARSE)
+    height = end.top + TOKEN / 2
+    _centred(axes, end.middle, height, end.text, WORD, color="white", weight="bold")
+    _centred(axes, end.middle, end.top + TOKEN + NUMBER / 2, output.note, SMALL)
+    start = last.left + last.width if last.top == end.top else end.left - _arrow_room(output)
+    _arrow(axes, Path([(start + 0.04, height), (end.left - 0.04, height)]), INK)
+    middle = (start + end.left) / 2
+    axes.text(middle, height - 0.05, output.above_arrow, ha="center", va="bottom", fontsize=7, weight="bold")
+    axes.text(middle, height + 0.05, output.below_arrow, ha="center", va="top", fontsize=7)
+
+
+def _arrow(axes: Axes, path: Path, colour: str) -> None:
+    axes.add_patch(FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=9, color=colour, linewidth=1.2))
+
+
+def _centred(axes: Axes, x: float, y: float, text: str, size: float, **style: str) -> None:
+    axes.text(x, y, text, ha="center", va="center", fontsize=size, **style)  # type: ignore[arg-type]
 
 
 def _rounded(axes: Axes, left: float, top: float, width: float, height: float, fill: str) -> None:
@@ -166,12 +244,10 @@ def _rounded(axes: Axes, left: float, top: float, width: float, height: float, f
     )
 
 
-def text_width(text: str) -> float:
-    """About how many inches a text takes: wide letters count double, combining ones nothing."""
-    widths = (
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
-    )
-    return LETTER * sum(widths)
+def drawn_width(text: str, size: float) -> float:
+    """How many inches a text takes at a size in points; wide letters, which come from other fonts, are square."""
+    narrow = "".join(one for one in text if unicodedata.east_asian_width(one) not in "WF")
+    return max(text_width(text, size), text_width(narrow, size) + (len(text) - len(narrow)) * size / 72)
 
 
 def shortened(text: str) -> str:
