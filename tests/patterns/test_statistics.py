@@ -11,9 +11,15 @@ from scipy import stats
 
 from gossamer.errors import GossamerError
 from gossamer.maps import AttentionMaps, from_matrices
-from gossamer.patterns.change import PairStatistics, Statement, dense_to_sparse
+from gossamer.patterns.change import Limits, PairStatistics, Statement, dense_to_sparse
 from gossamer.patterns.resampling import bootstrap_means, corrected, draws, interval, paired_permutation, smallest_p
-from gossamer.patterns.statistics import HeadStatistics, diagonal_coverage, mass_by_distance, measure
+from gossamer.patterns.statistics import (
+    HeadStatistics,
+    diagonal_coverage,
+    excess_by_distance,
+    mass_by_distance,
+    measure,
+)
 
 T, N = 16, 8
 
@@ -37,7 +43,7 @@ def pair(seed: int = 0, *, floor: float = 0.0) -> tuple[AttentionMaps, Attention
         diagonal = 0.9 * np.eye(T, k=-1) + 0.1 * wash
         diagonal[0] = wash[0]
         heads = np.stack([sink, diagonal, wash, wash])
-        kept = np.stack([np.zeros((T, T)), np.eye(T, k=-1) * (rng.random((T, 1)) < 0.5), wash > 0.3, np.zeros((T, T))])
+        kept = np.stack([np.zeros((T, T)), np.eye(T, k=-1) * (rng.random((T, 1)) < 0.5), wash > 0.5, np.zeros((T, T))])
         dense.append(heads[None])
         sparse.append((heads * kept * lower)[None])
     ids = [list(range(T))] * N
@@ -179,7 +185,7 @@ def test_diagonals_that_died_do_not_make_the_others_dotted() -> None:
 
     halved = diagonals([solid, solid, nothing, nothing])
     assert (halved.answer, halved.n_heads) == ("no", 2)
-    assert "Of 4 heads with a diagonal 2 have no visible edge left on it, 0 are dotted, 2 as solid" in halved.why
+    assert "Of 4 heads with a diagonal 2 kept it, 2 lost it; 0 gained one; of those kept 0 are dotted, 2" in halved.why
     dotted = diagonals([solid * (np.arange(T) % 2)[:, None], solid, nothing, nothing])
     assert dotted.answer == "yes"
     assert "1 are dotted, 1 as solid" in dotted.why
@@ -195,6 +201,67 @@ def test_amounts_are_told_as_shares_of_what_is_carried_too() -> None:
     assert sink.left == pytest.approx(0.1)
     shares = re.findall(r"(\d+)% → (\d+)% of what they carry", sink.why)
     assert shares[0][0] == shares[0][1]
+    assert sink.answer == "cannot tell"
+    assert "went along with the rest" in sink.why
+
+
+def pair_of(dense: list[np.ndarray], sparse: list[np.ndarray], n: int = N) -> tuple[AttentionMaps, AttentionMaps]:
+    """The same heads on N prompts, before and after a gate."""
+    ids, before, after = [list(range(T))] * n, np.stack(dense)[None], np.stack(sparse)[None]
+    return (
+        from_matrices([before] * n, ids=ids, model="dense"),
+        from_matrices([after] * n, softmax=[before] * n, ids=ids, model="sparse", gated=True),
+    )
+
+
+def even() -> np.ndarray:
+    return np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
+
+
+def test_a_sink_that_moves_to_another_head_is_not_gone() -> None:
+    column = np.zeros((T, T))
+    column[:, 0] = 1
+    moved = dense_to_sparse(*pair_of([column, even()], [0 * column, column]), resamples=100).statements[0]
+    assert (moved.answer, moved.kept, moved.lost, moved.gained) == ("no", 0, 1, 1)
+    gone = dense_to_sparse(*pair_of([column, even()], [np.eye(T), even()]), resamples=100).statements[0]
+    assert (gone.answer, gone.kept, gone.lost, gone.gained) == ("yes", 0, 1, 0)
+    appeared = dense_to_sparse(*pair_of([even(), even()], [column, even()]), resamples=100).statements[0]
+    assert (appeared.answer, appeared.gained) == ("no", 1)
+
+
+def test_a_single_visible_edge_is_no_dotted_diagonal() -> None:
+    solid = np.eye(T, k=-1)
+    solid[0, 0] = 1
+    one = np.zeros((T, T))
+    one[9, 8] = 1
+    few = dense_to_sparse(*pair_of([solid, solid], [one, one]), resamples=100).statements[1]
+    assert few.answer == "no"
+    assert (few.kept, few.lost) == (0, 2)
+    assert "No head keeps 10%" in few.why
+
+
+def test_even_attention_has_no_diagonal_on_short_prompts() -> None:
+    """Of two or three keys a third of the mass is at each distance whatever the head does."""
+    short = np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None]
+    maps = from_matrices([short[None, None]] * N, ids=[[1, 2, 3]] * N)
+    assert mass_by_distance(maps).max() / mass_by_distance(maps).sum() > 0.3
+    np.testing.assert_allclose(excess_by_distance(maps), 0, atol=1e-7)
+    assert "No head of" in dense_to_sparse(maps, maps, resamples=50).statements[1].why
+    diagonal = from_matrices([np.eye(3)[None, None]] * N, ids=[[1, 2, 3]] * N)
+    assert excess_by_distance(diagonal)[0, 0] == pytest.approx(1 - (1 / 2 + 1 / 3) / 2)
+
+
+def test_no_statement_is_made_on_few_prompts() -> None:
+    few = dense_to_sparse(*(maps.select([0, 1]) for maps in pair()), resamples=100)
+    assert [statement.answer for statement in few.statements] == ["cannot tell"] * 4
+    assert all("2 prompts, too few to tell" in statement.why for statement in few.statements)
+    single = dense_to_sparse(*(maps.select([0]) for maps in pair()), resamples=100)
+    assert np.isnan(single.change("peak").all_low)
+    assert np.isnan(single.statements[0].low)
+    assert not any("nan" in statement.why for statement in single.statements)
+    limits = Limits(prompts=2)
+    told = dense_to_sparse(*(maps.select([0, 1]) for maps in pair()), resamples=100, limits=limits)
+    assert told.statements[0].answer == "yes"
 
 
 def test_few_prompts_cannot_tell_and_say_so() -> None:

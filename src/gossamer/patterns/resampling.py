@@ -43,6 +43,21 @@ def interval(samples: Array) -> tuple[Array, Array]:
     return low, high
 
 
+def interval_over_prompts(samples: Array, counts: Array) -> tuple[Array, Array]:
+    """The interval of what was drawn with `counts` [R, N]; of a single prompt there is none (NaN)."""
+    if counts.shape[1] > 1:
+        return interval(samples)
+    return np.full(samples.shape[1:], np.nan), np.full(samples.shape[1:], np.nan)
+
+
+def known_mean(values: Array, axis: int = 0) -> Array:
+    """The mean over what is defined; NaN where nothing is."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        found: Array = np.where(known, values, 0.0).sum(axis) / known.sum(axis)
+    return found
+
+
 def paired_permutation(differences: Array, *, resamples: int, seed: int) -> Array:
     """Two-sided p of the mean of differences [N, A]: signs of whole prompts flipped, all ways if there are few."""
     n, exact = len(differences), len(differences) <= EXACT

@@ -123,6 +123,19 @@ def mass_by_distance(maps: AttentionMaps) -> Array:
     return found
 
 
+def excess_by_distance(maps: AttentionMaps) -> Array:
+    """The share of a head's carried mass at each distance [A, longest prompt], above what even attention puts there."""
+    table = _Table(maps)
+    mass = mass_by_distance(maps)
+    even = np.where(table.counted, table.sums / table.n_keys, 0.0)
+    before = (table.n_keys - 1).astype(np.int64)  # row i reaches distances up to this
+    ends = np.stack([np.bincount(before, one, minlength=mass.shape[1]) for one in even])
+    reached = np.flip(np.flip(ends, 1).cumsum(1), 1)
+    total = table.sums.sum(1, keepdims=True)
+    found: Array = np.where(total > 0, mass - reached, 0.0) / np.where(total > 0, total, 1.0)
+    return found
+
+
 class _Table:
     """Maps as flat arrays; `group` numbers (prompt, head), rows are [A, P] over the positions of all prompts."""
 
