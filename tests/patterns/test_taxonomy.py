@@ -247,3 +247,54 @@ def test_other_is_as_clear_as_its_best_pattern() -> None:
     report = classify(maps_of(head), Thresholds(strong=0.95))
     assert report.label(0, 0) == "other"
     assert report.clarity(0, 0) == pytest.approx(max(np.nan_to_num(report.scores[name][0, 0]) for name in PATTERNS))
+
+
+def edges_at(*places: tuple[int, int], weight: float = 1.0, length: int = 12) -> np.ndarray:
+    matrix = np.zeros((length, length))
+    for query, key in places:
+        matrix[query, key] = weight
+    return matrix
+
+
+def test_a_single_edge_is_no_pattern() -> None:
+    """On a short prompt one edge is a ninth of all mass, and lies on some diagonal; with four there is something."""
+    heads = [edges_at((5, 5)), edges_at((9, 1)), edges_at((5, 0)), edges_at(*[(row, row) for row in (2, 5, 7, 9)])]
+    report = classify(maps_of(*heads, ids=list(range(12)), gated=True))
+    assert report.scores["self"][0, 0] == report.scores["offset"][0, 1] == 1
+    assert report.labels[0] == ("other", "other", "other", "self")
+    assert report.describe(0, 0) == "L0H0 other (too few rows carry anything)"
+    np.testing.assert_allclose(report.rows[0], [1, 1, 1, 4])
+
+
+def test_light_edges_do_not_lend_support() -> None:
+    head = edges_at((5, 4)) + edges_at((6, 5), (7, 6), (8, 7), (9, 8), weight=0.01)
+    report = classify(maps_of(head, ids=list(range(12)), gated=True))
+    assert report.label(0, 0) == "other"
+    assert report.rows[0, 0] < 1.1
+
+
+def test_a_pattern_needs_support_on_its_own_rows() -> None:
+    """One repeated token, and the row that sees it: no induction head, whatever its score."""
+    ids = [*range(39), 20]
+    matrix = diagonal(0)
+    matrix[39] = np.eye(40)[21]
+    report = classify(maps_of(matrix, ids=ids), Thresholds(text_support=0.01))
+    assert report.scores["induction"][0, 0] == 1
+    assert report.label(0, 0) == "self"
+
+
+def test_dead_is_told_from_nearly_empty() -> None:
+    first_only = edges_at((0, 0), length=T)
+    heads = [np.zeros((T, T)), edges_at((5, 5), length=T), first_only]
+    report = classify(maps_of(*heads, gated=True))
+    assert set(report.labels[0]) == {"near-empty"}
+    assert report.describe(0, 0) == "L0H0 dead (no open edge)"
+    assert report.describe(0, 1).startswith("L0H1 near-empty (0.9")
+    assert report.describe(0, 2) == "L0H2 near-empty (1.00)"
+
+
+def test_prompts_of_one_token_say_nothing() -> None:
+    report = classify(from_matrices([np.ones((1, 2, 1, 1))], ids=[[7]]))
+    assert report.labels[0] == ("other", "other")
+    assert all(np.isnan(score).all() for score in report.scores.values())
+    assert report.describe(0, 1) == "L0H1 other (too few rows carry anything)"
