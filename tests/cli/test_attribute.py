@@ -11,8 +11,10 @@ import torch
 
 import gossamer as gs
 from gossamer.attention import gates_of
+from gossamer.attribution.diff import GraphDiff
 from gossamer.attribution.pair import AttributedPair
 from gossamer.attribution.task_heads import TaskHeads
+from gossamer.cli.figure import ATTRIBUTION
 from gossamer.transcoders import from_mlp
 
 Call = Callable[..., "Outcome"]  # noqa: F821 - of conftest
@@ -25,7 +27,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The bundled dense model, and the same with gates that shut some of its edges; no transcoders known for either."""
     folder = tmp_path_factory.mktemp("bundled")
     gs.load("bundled/dense").save(folder / "dense")
-    gs.gate(gs.load("bundled/dense"), gs.GateConfig(offset=0.3)).save(folder / "gated")
+    gs.gate(gs.load("bundled/dense"), gs.GateConfig(offset=2.0)).save(folder / "gated")
     return str(folder / "dense"), str(folder / "gated")
 
 
@@ -66,6 +68,20 @@ def test_transcoders_add_graphs(pair: tuple[str, str], gossamer: Call, tmp_path:
         exported = json.loads((out / "graphs" / f"{role}.json").read_text("utf-8"))
         assert any("heads" in link for link in exported["links"])
     assert "Graphs of features" in (out / "index.html").read_text("utf-8")
+    assert "error nodes&#x27; share" in (out / "index.html").read_text("utf-8")
+    drawn = (out / "sketch.svg").read_text("utf-8")
+    for part in ("80 % of", "by graph", "Error nodes' share of the logits' inputs: ", "80 % by "):
+        assert part in drawn
+    difference, found = GraphDiff.load(out / "graph-diff.safetensors"), AttributedPair.load(out / ATTRIBUTION)
+    assert difference == found.difference()
+    written = printed["graph difference"]
+    assert len(written["nodes"]) == sum(written["counts"]["nodes"].values()) == len(difference.nodes)
+    assert sum(written["counts"]["edges"].values()) == len(difference.edges)
+    assert written["nodes"][0].keys() == {"kind", "layer", "position", "number", "first", "second", "status"}
+    without = gossamer("attribute", dense[0], sparse[0], *ASKED, *given, "--no-transcoders")
+    assert "--transcoder is about features, which --no-transcoders leaves out" in " ".join(without.err.split())
+    unfit = gossamer("attribute", dense[0], sparse[0], *ASKED, *given, "--kind", "logit")
+    assert "not a logit; leave out the transcoders" in " ".join(unfit.err.split())
     refused = gossamer("attribute", dense[0], sparse[0], *ASKED, *given, "--transcoder", dense[1])
     assert "Both models have transcoders already" in " ".join(refused.err.split())
     foreign = gossamer("attribute", *pair, *ASKED, "--transcoder", dense[1])
@@ -114,6 +130,39 @@ def test_options_reach_the_result(bundled: tuple[str, str], gossamer: Call) -> N
     assert "the sparse model's largest into the answer's position is" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize("kind", ["probability", "logit", "log probability"])
+def test_what_no_graph_explains_is_attributed_without_one_and_that_is_said(kind: str, gossamer: Call) -> None:
+    """The bundled pair has transcoders; the reason why they are not used is in the tables and in the data."""
+    asked = ["attribute", "bundled/dense", "bundled/sparse", *ASKED, "--kind", kind]
+    printed = json.loads(gossamer(*asked, "--json").out)
+    assert printed["target"] == f"{kind} of 'small'"
+    assert list(printed["measures"]) == ["gradient", "direct"]
+    assert printed["measure"] == "gradient"
+    assert printed["no graph"] == (
+        f"There is no graph of features: graphs explain a centred logit or a logit difference, not a {kind}."
+    )
+    assert printed["no graph"] in " ".join(gossamer(*asked).out.split())
+
+
+def test_transcoders_can_be_left_out(gossamer: Call) -> None:
+    asked = ["attribute", "bundled/dense", "bundled/sparse", *ASKED, "--no-transcoders"]
+    printed = json.loads(gossamer(*asked, "--json").out)
+    assert list(printed["measures"]) == ["gradient", "direct"]
+    assert "no graph" not in printed
+
+
+def test_edges_are_attributed_by_the_method_asked_for(bundled: tuple[str, str], gossamer: Call) -> None:
+    def totals(*options: str) -> tuple[float, str]:
+        printed = json.loads(gossamer("attribute", *bundled, *ASKED, "--hop", "5,8", *options, "--json").out)
+        return printed["dense"]["heads"]["gradient"]["total"], printed["measures"]["gradient"]
+
+    plain, integrated, free = totals(), totals("--method", "integrated"), totals("--free-norms")
+    assert len({round(total, 4) for total, _ in (plain, integrated, free)}) == 3
+    assert "on the way from no attention" in integrated[1]
+    assert plain[1].endswith("held: gates, patterns, norms")
+    assert free[1].endswith("held: gates, patterns")
+
+
 def test_check_reports_the_agreement_with_exact_ablation(pair: tuple[str, str], gossamer: Call) -> None:
     printed = json.loads(gossamer("attribute", *pair, *ASKED, "--check", "--json").out)
     for role in ("dense", "sparse"):
@@ -124,6 +173,12 @@ def test_check_reports_the_agreement_with_exact_ablation(pair: tuple[str, str], 
 REFUSALS = {
     "two tokens": (["--prompt", PROMPT, "--target", "small house"], "2 tokens behind this prompt ('small', ' house')"),
     "too long": (["--prompt", "of" + " of" * 200, "--target", " of"], "reads at most 128; shorten it"),
+    "nothing": (["--prompt", "", "--target", "small"], "The prompt is empty"),
+    "no text": (["--text", "/nonexistent", *ASKED], "or 'language' for held-out text"),
+    "no features": (["--text", "language", *ASKED], "without transcoders there are none"),
+    "method": (["--method", "integrate", *ASKED], "Did you mean 'integrated'"),
+    "left out twice": (["--no-transcoders", "--text", "language", *ASKED], "--text is about features"),
+    "of a prompt": (["--task", "opposites", "--hop", "5,8", "--check"], "--hop, --check would change"),
     "no target": (["--prompt", PROMPT], "--target"),
     "both": (["--task", "opposites", *ASKED], "A task brings its own prompts"),
     "no hop": (["--hop", "5-8", *ASKED], "such as 5,8"),

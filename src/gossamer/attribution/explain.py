@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from gossamer.attribution.build import attribution_graph, most_influential
 from gossamer.attribution.clusters import Cluster, Clusters, find_clusters
@@ -23,12 +23,12 @@ from gossamer.attribution.graph_loadings import graph_hops, graph_loadings
 from gossamer.attribution.head_loadings import HeadLoadings, token_loadings
 from gossamer.attribution.held import Held
 from gossamer.attribution.replacement import replace_mlps
-from gossamer.attribution.result import TokenAttribution
-from gossamer.attribution.targets import Prompt, Target
+from gossamer.attribution.result import Method, TokenAttribution
+from gossamer.attribution.targets import Kind, Prompt, Target
 from gossamer.attribution.weights import token_attribution
 from gossamer.circuits.store import Stored
 from gossamer.corpus.sequences import Sequences
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, nearest
 from gossamer.models import LoadedModel
 from gossamer.transcoders.module import TranscoderSet
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gossamer.figures.token_strip import FeatureBox
 
 Measure = Literal["gradient", "direct", "graph"]
+IN_GRAPHS: tuple[Kind, ...] = ("centred logit", "logit difference")  # what a graph explains
 MOST_BOXES, SMALL_BOX = 3, 0.1  # clusters at a token in a picture, and the share of the token's that they exceed
 
 
@@ -113,14 +114,24 @@ def explain(
     target: Target,
     *,
     transcoders: TranscoderSet | None = None,
+    method: Method = "gradient",
+    held: Held | None = None,
     ablate: Held | None = None,
     text: Sequences | None = None,
 ) -> Explanation:
     """Attribute a target; `ablate` checks every edge by exact ablation with these parts held.
 
-    With a `text`, clusters of features come with the contexts in it where they are most active.
+    `method` and `held` are those of the measure `gradient`, see `token_attribution`. With a `text`, clusters of
+    features come with the contexts in it where they are most active.
     """
-    tokens = token_attribution(model, prompt, target, ablate=ablate)
+    if method not in get_args(Method):
+        known = ", ".join(get_args(Method))
+        raise GossamerError(f"There is no method {method!r}; there are {known}.{nearest(method, get_args(Method))}")
+    if transcoders is not None and target.kind not in IN_GRAPHS:
+        raise GossamerError(
+            f"A graph explains a {' or a '.join(IN_GRAPHS)}, not a {target.kind}; leave out the transcoders."
+        )
+    tokens = token_attribution(model, prompt, target, method=method, held=held, ablate=ablate)
     features = None if transcoders is None else _features(model, prompt, target, transcoders, text)
     return Explanation(tokens, token_loadings(model, prompt, target), features)
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from gossamer.attribution.diff import GraphDiff, diff_graphs
-from gossamer.attribution.explain import Explanation, Measure, explain
+from gossamer.attribution.explain import IN_GRAPHS, Explanation, Measure, explain
 from gossamer.attribution.frozen import freeze
 from gossamer.attribution.held import Held
 from gossamer.attribution.hops import SHARE, Carriers, Hop
 from gossamer.attribution.replacement import replace_mlps
+from gossamer.attribution.result import Method
 from gossamer.attribution.targets import Kind, next_token_target, read_prompt
 from gossamer.attribution.why import ScoreSplit, is_bilinear, split_score
 from gossamer.circuits.store import Stored
@@ -143,21 +144,32 @@ def attribute(
     measure: Measure | None = None,
     share: float = SHARE,
     transcoders: TranscoderPair | None = None,
+    method: Method = "gradient",
+    held: Held | None = None,
     ablate: Held | None = None,
     text: Sequences | None = None,
 ) -> AttributedPair:
     """Attribute the token `target` behind a prompt in both models, on the sparse model's answer hop or another one.
 
     `measure` ranks the heads: by default through features where both models have transcoders, by gradient otherwise.
-    `transcoders` None are the bundled ones of bundled models. For `ablate` and `text` see `explain`.
+    `transcoders` None are the bundled ones of bundled models, where graphs explain the `kind` of target (centred logits
+    and logit differences), and `TranscoderPair()` is none. For `method`, `held`, `ablate` and `text` see `explain`.
     """
     require_same_tokenizer(dense, sparse)
-    transcoders = transcoders or TranscoderPair.bundled(dense, sparse)
+    if not len(prompt):
+        raise GossamerError("The prompt is empty; give the text in front of the target.")
+    if transcoders is None:
+        in_graphs = kind is None or kind in IN_GRAPHS
+        transcoders = TranscoderPair.bundled(dense, sparse) if in_graphs else TranscoderPair()
+    if text is not None and transcoders.dense is None and transcoders.sparse is None:
+        raise GossamerError("A text shows where features are active, and without transcoders there are none; omit it.")
     found = {}
     for role, model, features in (("sparse", sparse, transcoders.sparse), ("dense", dense, transcoders.dense)):
         read = read_prompt(model, prompt)
         asked = next_token_target(model, read, target, kind=kind, instead=instead)
-        found[role] = explain(model, read, asked, transcoders=features, ablate=ablate, text=text)
+        found[role] = explain(
+            model, read, asked, transcoders=features, method=method, held=held, ablate=ablate, text=text
+        )
         hop = hop or found[role].tokens.answer_hop
         _require_carried(found[role], hop)
     assert hop is not None

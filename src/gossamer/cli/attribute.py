@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.markup import escape
 
-from gossamer.cli.attribution_data import MEANINGS, pair_data
+from gossamer.cli.attribution_data import meanings, pair_data
 from gossamer.cli.attribution_tables import sections, task_section
 from gossamer.cli.console import err, progress, say_json, show_section
 from gossamer.cli.figure import ATTRIBUTION, SUFFIXES, draw_all
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from gossamer.attribution.explain import Measure
     from gossamer.attribution.hops import Hop
     from gossamer.attribution.pair import AttributedPair, TranscoderPair
+    from gossamer.attribution.result import Method
     from gossamer.attribution.targets import Kind
     from gossamer.attribution.task_heads import TaskHeads
     from gossamer.corpus import Sequences
     from gossamer.models import LoadedModel
 
 CONTEXT_SEQUENCES = 64
+DIFFERENCE = "graph-diff.safetensors"
 EXAMPLE = (
     'gossamer attribute bundled/dense bundled/sparse --prompt \'The opposite of "large" is "\' --target small --out why'
 )
@@ -45,9 +47,16 @@ def command(
     hop: Annotated[str | None, typer.Option(help="KEY,QUERY: another hop than the answer's.")] = None,
     share: Annotated[float, typer.Option(help="The share of the hop that is to be covered.")] = 0.8,
     measure: Annotated[str | None, typer.Option(help="Rank the heads by gradient, direct or graph.")] = None,
+    method: Annotated[str, typer.Option(help="Edges by gradient (in the run) or integrated (up to it).")] = "gradient",
+    free_norms: Annotated[
+        bool, typer.Option("--free-norms", help="Let gradients of edges go through the norms' scales too.")
+    ] = False,
     transcoder: Annotated[
         list[str] | None, typer.Option(help="Transcoders of one of the models; may be repeated.")
     ] = None,
+    no_transcoders: Annotated[
+        bool, typer.Option("--no-transcoders", help="Attention edges and heads only, no graphs of features.")
+    ] = False,
     text: Annotated[
         str | None, typer.Option(help="Show where in this text features are active: a file, a folder or 'language'.")
     ] = None,
@@ -60,11 +69,25 @@ def command(
 ) -> None:
     """Say which attention hop carries an answer, and how many heads of each model carry it."""
     _require_one_question(prompt, target, task)
+    of_a_prompt = {
+        "--instead": instead,
+        "--kind": kind,
+        "--hop": hop,
+        "--measure": measure,
+        "--method": method != "gradient",
+        "--free-norms": free_norms,
+        "--text": text,
+        "--check": check,
+    }
+    _require_of_a_prompt(task, [name for name, given in of_a_prompt.items() if given])
+    _require_readable(text)
+    _require_transcoders_to_be_wanted(transcoder, text, left_out=no_transcoders)
+    from gossamer.attribution.held import Held
     from gossamer.attribution.pair import attribute
     from gossamer.attribution.weights import REAL
 
     models = load_all([dense, sparse])
-    transcoders = find_transcoders(models[0], models[1], transcoder or [])
+    transcoders = _transcoders(models, transcoder or [], left_out=no_transcoders, for_task=task is not None)
     if task is not None:
         _show_task(_over_task(models, task, (n, seed), share, transcoders), out_folder, json=json)
         return
@@ -82,6 +105,8 @@ def command(
             measure=cast("Measure | None", measure),
             share=share,
             transcoders=transcoders,
+            method=cast("Method", method),
+            held=Held(norms=not free_norms),
             ablate=REAL if check else None,
             text=_contexts(models[0], text),
         )
@@ -104,6 +129,35 @@ def _require_one_question(prompt: str | None, target: str | None, task: str | No
         raise GossamerError("A task brings its own prompts and targets; leave out --prompt and --target.")
 
 
+def _require_of_a_prompt(task: str | None, given: list[str]) -> None:
+    if task is not None and given:
+        raise GossamerError(f"{', '.join(given)} would change what one prompt is asked; leave it out with --task.")
+
+
+def _require_readable(text: str | None) -> None:
+    if text not in (None, LANGUAGE, "self") and not Path(str(text)).exists():
+        raise GossamerError(
+            f"There is no file or folder {text}; give one, or 'language' for held-out text of the bundled language."
+        )
+
+
+def _require_transcoders_to_be_wanted(named: list[str] | None, text: str | None, *, left_out: bool) -> None:
+    if left_out and (named or text):
+        other = "--transcoder" if named else "--text"
+        raise GossamerError(f"{other} is about features, which --no-transcoders leaves out; choose one of the two.")
+
+
+def _transcoders(
+    models: list[LoadedModel], named: list[str], *, left_out: bool, for_task: bool
+) -> TranscoderPair | None:
+    """Those named or none; without a wish the bundled ones, loaded once for a task, for a prompt if it has any use."""
+    from gossamer.attribution.pair import TranscoderPair
+
+    if left_out:
+        return TranscoderPair()
+    return find_transcoders(models[0], models[1], named) if named or for_task else None
+
+
 def _hop(text: str | None) -> Hop | None:
     from gossamer.attribution.hops import Hop
 
@@ -116,7 +170,7 @@ def _hop(text: str | None) -> Hop | None:
 
 
 def _over_task(
-    models: list[LoadedModel], name: str, size: tuple[int, int], share: float, transcoders: TranscoderPair
+    models: list[LoadedModel], name: str, size: tuple[int, int], share: float, transcoders: TranscoderPair | None
 ) -> TaskHeads:
     from gossamer.attribution.task_heads import attribute_task
     from gossamer.tasks import get
@@ -164,9 +218,12 @@ def save(found: AttributedPair, folder: Path) -> Path:
     pictures = draw_all(found, folder, suffixes=SUFFIXES)
     found.save(folder / ATTRIBUTION)
     _save_graphs(found, folder)
+    difference = found.difference()
+    if difference is not None:
+        difference.save(folder / DIFFERENCE)
     tokens = found.sparse.tokens
     introduction = f"{found.dense.tokens.model} and {tokens.model} on one prompt. " + " ".join(
-        f"{MEANINGS[name]}." for name in found.measures
+        f"{meaning}." for meaning in meanings(found).values()
     )
     report = Report(f"Why {tokens.target.text!r}?", introduction, sections(found, pictures), data="attribution.json")
     return report.write(folder, pair_data(found))

@@ -5,20 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gossamer.attribution.diff import GraphDiff
     from gossamer.attribution.explain import Explanation
     from gossamer.attribution.hops import Carriers
     from gossamer.attribution.pair import AttributedPair
     from gossamer.attribution.why import ScoreSplit
 
-MOST_EDGES = 40
+MOST_EDGES, MOST_CHANGES = 40, 200
 MEANINGS = {
     "gradient": "gradient: every attention edge's weight times its value vector times the gradient of the target behind"
-    " it, through the MLPs to first order; gates, patterns and norms are held",
+    " it, through the MLPs to first order",
     "direct": "direct: what stands at the key position, embedding and MLP outputs, and reaches the target itself over"
     " one hop, MLPs taken as given",
     "graph": "graph: what tokens, features and errors at the key position give features and logits at the query"
     " position over one hop, times what those are worth to the target",
 }
+
+
+INTEGRATED = "; the gradient is the mean of those on the way from no attention at all to the run"
+
+
+def meanings(pair: AttributedPair) -> dict[str, str]:
+    """What each measure of the pair says, in words."""
+    tokens = pair.sparse.tokens
+    asked = (INTEGRATED if tokens.method == "integrated" else "") + f"; {tokens.held.describe()}"
+    return {name: MEANINGS[name] + (asked if name == "gradient" else "") for name in pair.measures}
+
+
+def no_graph(pair: AttributedPair) -> str | None:
+    """Why there is no graph of features, where the target is one that no graph explains."""
+    from gossamer.attribution.explain import IN_GRAPHS
+
+    kind = pair.sparse.tokens.target.kind
+    if kind in IN_GRAPHS:
+        return None
+    return f"There is no graph of features: graphs explain a {' or a '.join(IN_GRAPHS)}, not a {kind}."
 
 
 def pair_data(pair: AttributedPair) -> dict[str, Any]:
@@ -31,11 +52,32 @@ def pair_data(pair: AttributedPair) -> dict[str, Any]:
         "hop": {"key": pair.hop.key, "query": pair.hop.query},
         "share": pair.share,
         "measure": pair.measure,
-        "measures": {name: MEANINGS[name] for name in pair.measures},
+        "measures": meanings(pair),
     }
+    reason, difference = no_graph(pair), pair.difference()
+    if reason is not None:
+        found["no graph"] = reason
+    if difference is not None:
+        found["graph difference"] = _difference_data(difference)
     if pair.why:
         found["why"] = {role: _why_data(split) for role, split in pair.why.items()}
     return found | {"dense": _model_data(pair, pair.dense), "sparse": _model_data(pair, pair.sparse)}
+
+
+def _difference_data(found: GraphDiff) -> dict[str, Any]:
+    """Counts, every node, and the largest edges; an edge names its nodes by their places in the list."""
+    largest = sorted(found.edges, key=lambda edge: -edge.size)[:MOST_CHANGES]
+    return {
+        "from": found.names[0],
+        "to": found.names[1],
+        "by": found.level,
+        "counts": {
+            what: {status: sum(change.status == status for change in changes) for status in ("kept", "lost", "added")}
+            for what, changes in (("nodes", found.nodes), ("edges", found.edges))
+        },
+        "nodes": [vars(node) | {"status": node.status} for node in found.nodes],
+        "largest edges": [vars(edge) | {"status": edge.status} for edge in largest],
+    }
 
 
 def _model_data(pair: AttributedPair, found: Explanation) -> dict[str, Any]:

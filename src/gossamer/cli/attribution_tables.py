@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.cli.attribution_data import MEANINGS
+from gossamer.cli.attribution_data import MEANINGS, no_graph
 from gossamer.cli.console import percent
 from gossamer.cli.pattern_sections import Pictures, shown
 from gossamer.cli.report import Section, TableData
 
 if TYPE_CHECKING:
     from gossamer.attribution.clusters import Clusters
+    from gossamer.attribution.explain import Explanation
     from gossamer.attribution.hops import Carriers
     from gossamer.attribution.pair import AttributedPair, Role
     from gossamer.attribution.task_heads import TaskHeads
@@ -26,7 +27,7 @@ def sections(pair: AttributedPair, pictures: Pictures | None = None) -> dict[str
     pictures = pictures or {}
     heads = [heads_table(pair), _ranking(pair)]
     found = {
-        "heads": Section("How many heads carry the hop", hop_in_words(pair), heads, shown(pictures, "sketch")),
+        "heads": Section("How many heads carry the hop", _told(pair), heads, shown(pictures, "sketch")),
         "hops": Section("What reaches the answer's position", _agreements(pair), [_hops_table(pair)]),
     }
     if any(pair.of(role).features for role in ROLES):
@@ -34,6 +35,11 @@ def sections(pair: AttributedPair, pictures: Pictures | None = None) -> dict[str
     if pair.why:
         found["why"] = _why_section(pair)
     return found
+
+
+def _told(pair: AttributedPair) -> list[str]:
+    reason = no_graph(pair)
+    return [*hop_in_words(pair), *([reason] if reason else [])]
 
 
 def hop_in_words(pair: AttributedPair) -> list[str]:
@@ -68,9 +74,15 @@ def heads_table(pair: AttributedPair) -> TableData:
         rows.append([name, *counts, ratio, *totals, *signed])
     values = [f"{pair.of(role).tokens.value:+.3g}" for role in ROLES]
     rows.append(["the target itself", "", "", "", *values, "", ""])
+    if any(pair.of(role).features for role in ROLES):
+        rows.append(["error nodes' share", *(_error_share(pair.of(role)) for role in ROLES), *[""] * 5])
     header = ["measure", "dense", "sparse", "ratio", *(f"{role} total" for role in ROLES)]
     header += [f"{role} signed share" for role in ROLES]
     return TableData(f"Heads for {percent(pair.share, digits=0)} of {pair.hop}", header, rows)
+
+
+def _error_share(found: Explanation) -> str:
+    return "–" if found.features is None else percent(found.features.graph.scores.error_share)
 
 
 def _ranking(pair: AttributedPair) -> TableData:
