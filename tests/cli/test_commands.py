@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.main import get_command
 
 import gossamer as gs
 from gossamer.cli import sparsify as sparsify_command
 from gossamer.cli.app import COMMANDS, build
+from gossamer.corpus import language
+from gossamer.models.load import BUNDLED_FOLDER
 
 Call = Callable[..., "Outcome"]  # noqa: F821 - of conftest
 
@@ -50,6 +53,44 @@ def test_models_describes_a_pair(pair: tuple[str, str], gossamer: Call) -> None:
     assert sparse["gate"] == "logit"
     assert sparse["parameters"] == dense["parameters"] + 4  # one offset a head
     assert "2" in gossamer("models", *pair).out
+
+
+def nanogpt_file(name: str, path: Path) -> Path:
+    """A model's weights as nanoGPT saves them: transposed, and silent about the number of heads."""
+    transposed = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    state = gs.load(name).hf.state_dict()
+    torch.save({key: w.T.contiguous() if key.endswith(transposed) else w for key, w in state.items()}, path)
+    return path
+
+
+def test_models_turns_foreign_weights_into_a_folder(tmp_path: Path, gossamer: Call) -> None:
+    weights, text = nanogpt_file("bundled/dense", tmp_path / "final.pth"), tmp_path / "text.txt"
+    text.write_text(language.document(5, 0), encoding="utf-8")
+    wrong = gossamer("models", weights)
+    assert wrong.code == 2
+    assert "--heads" in wrong.err
+    told = ["--heads", 12, "--activation", "gelu_new", "--tokenizer", BUNDLED_FOLDER / "dense", "--prove-on", text]
+    done = gossamer("models", weights, *told, "--save", tmp_path / "folder")
+    assert done.code == 0, done.err
+    assert "as a language model should" in " ".join(done.err.split())
+    saved, source = gs.load(tmp_path / "folder"), gs.load("bundled/dense")
+    prompt = source.encode("When Anna and Tom went to the")
+    torch.testing.assert_close(saved.logits(prompt), source.logits(prompt), rtol=0, atol=1e-4)
+    assert torch.equal(saved.encode("Anna went"), source.encode("Anna went"))
+
+
+def test_a_model_that_does_not_predict_is_not_saved(tmp_path: Path, pair: tuple[str, str], gossamer: Call) -> None:
+    weights = nanogpt_file(pair[0], tmp_path / "final.pth")  # random weights
+    done = gossamer("models", weights, "--heads", 2, "--tokenizer", pair[0], "--save", tmp_path / "folder")
+    assert done.code == 2
+    assert "was not read rightly" in done.err
+    assert not (tmp_path / "folder").exists()
+
+
+def test_options_of_an_import_need_one_file(pair: tuple[str, str], gossamer: Call) -> None:
+    assert "which one model" in gossamer("models", "--heads", 2).err
+    assert "which one model" in gossamer("models", *pair, "--heads", 2).err
+    assert "no file of weights" in gossamer("models", pair[0], "--heads", 2).err
 
 
 def test_tasks_lists_examples_without_a_model(gossamer: Call) -> None:

@@ -78,7 +78,7 @@ EXACT = ForeignOptions(n_heads=4, activation="gelu")
 LAYOUTS: dict[str, tuple[Callable[[GPT2LMHeadModel], State], ForeignOptions]] = {
     "nanogpt": (nanogpt_state, HEADS),
     "transformers": (plain_state, EXACT),
-    "transformerlens": (lens_state, EXACT),
+    "transformerlens": (lens_state, ForeignOptions(activation="gelu")),  # states its heads in its shapes
 }
 
 
@@ -209,8 +209,36 @@ def test_unknown_layouts_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "list.pt")
     state = {"wte.weight": torch.ones(5, 9), "h.0.attn.c_attn.weight": torch.ones(9, 27)}
     torch.save(state | {"wpe.weight": torch.ones(2, 9), "h.0.mlp.c_fc.weight": torch.ones(9, 9)}, tmp_path / "nine.pt")
-    with pytest.raises(GossamerError, match="do not say how many heads a model of width 9 has"):
-        load(tmp_path / "nine.pt")
+    with pytest.raises(GossamerError, match="2 heads do not divide the width 9"):
+        load(tmp_path / "nine.pt", foreign=ForeignOptions(n_heads=2))
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "transformers"])
+def test_the_number_of_heads_is_never_guessed(source_gpt2: GPT2LMHeadModel, tmp_path: Path, layout: str) -> None:
+    convert, _ = LAYOUTS[layout]
+    torch.save(convert(source_gpt2), tmp_path / "final.pth")
+    with pytest.raises(GossamerError, match=r"Nothing says how many heads .*final\.pth.*--heads N"):
+        load(tmp_path / "final.pth")
+
+
+@pytest.mark.parametrize("by", ["options", "config"])
+def test_another_number_of_heads_than_the_weights_have_is_refused(
+    source_gpt2: GPT2LMHeadModel, tmp_path: Path, by: str
+) -> None:
+    torch.save(lens_state(source_gpt2), tmp_path / "final.pth")
+    if by == "config":
+        (tmp_path / "config.json").write_text('{"n_heads": 8}')
+    options = ForeignOptions(n_heads=8) if by == "options" else None
+    with pytest.raises(GossamerError, match="have 4 heads, but 8 are asked for"):
+        load(tmp_path / "final.pth", foreign=options)
+
+
+def test_layers_with_different_heads_are_refused(source_gpt2: GPT2LMHeadModel, tmp_path: Path) -> None:
+    state = lens_state(source_gpt2)
+    state["blocks.1.attn.W_Q"] = state["blocks.1.attn.W_Q"].reshape(2, 32, 16)
+    torch.save(state, tmp_path / "final.pth")
+    with pytest.raises(GossamerError, match=r"layers have \[2, 4\] heads"):
+        load(tmp_path / "final.pth")
 
 
 class Payload:
@@ -223,6 +251,7 @@ class Payload:
         return (os.mkdir, (str(self.trace),))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("write", ["torch", "pickle"])
 def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, write: str) -> None:
     trace, path = tmp_path / "ran", tmp_path / "final.pth"

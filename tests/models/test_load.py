@@ -183,3 +183,13 @@ def test_a_weight_file_inside_a_folder_of_another_family(tmp_path: Path, gpt2_fo
     weights = load_file(gpt2_folder / "model.safetensors")
     save_file({f"other.{name}": weight for name, weight in weights.items()}, tmp_path / "model.safetensors")
     assert "other models as folders" in refusal(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_model_without_a_name_is_not_the_present_folder(
+    name: str, gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(gpt2_folder)
+    with pytest.raises(GossamerError, match="needs a name"):
+        load(name)
+    assert load(".").anatomy.family == "gpt2"

@@ -1,19 +1,24 @@
-"""`gossamer models`: what can be loaded, and what a model is made of."""
+"""`gossamer models`: what can be loaded, what a model is made of, and any model as an ordinary folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from gossamer.cli.console import say, say_json, show_table
-from gossamer.cli.loading import load_all
+from gossamer.cli.console import err, say, say_json, show_table
+from gossamer.cli.loading import load_all, load_one
 from gossamer.cli.report import TableData
+from gossamer.errors import GossamerError
 
 if TYPE_CHECKING:
     from gossamer.models import LoadedModel
 
 EXAMPLE = "gossamer models bundled/dense bundled/sparse"
+FOLDER = "transformers folder"  # the layout of models that need no import
+IMPORT = "Weights in other people's layouts"
 
 NAMED = {
     "bundled/dense": "a small GPT-2 trained on this package's synthetic language",
@@ -30,17 +35,75 @@ ANYTHING_ELSE = (
 
 def command(
     models: Annotated[list[str] | None, typer.Argument(help="Models to describe; none: what can be loaded.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads in a layer, where the file does not say.", rich_help_panel=IMPORT)
+    ] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="gelu (nanoGPT) or gelu_new (OpenAI's GPT-2).", rich_help_panel=IMPORT)
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to keep of a padded vocabulary.", rich_help_panel=IMPORT)
+    ] = None,
+    gate_offset: Annotated[
+        float | None, typer.Option(help="The one offset of a published sparse model's gates.", rich_help_panel=IMPORT)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder with the model's tokenizer.", rich_help_panel=IMPORT)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the model here as an ordinary folder, once it predicts text.", rich_help_panel=IMPORT),
+    ] = None,
+    prove_on: Annotated[
+        Path | None,
+        typer.Option(help="A text file that it must predict; by default some English.", rich_help_panel=IMPORT),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what can be loaded, or describe the models named."""
+    """Say what can be loaded, or describe the models named.
+
+    A state dict of nanoGPT or TransformerLens becomes a folder that every command takes with --save.
+    """
+    said = {"n_heads": heads, "activation": activation, "vocabulary": vocabulary, "gate_offset": gate_offset}
+    asked = [value for value in (*said.values(), tokenizer, save, prove_on) if value is not None]
+    if asked and (models is None or len(models) != 1):
+        raise GossamerError(
+            "Say which one model these options are about: gossamer models FILE --heads 12 --save FOLDER."
+        )
     if not models:
         _list(json=json)
         return
-    described = [describe(model) for model in load_all(models)]
+    loaded = [_imported(models[0], said, tokenizer)] if asked else load_all(models)
+    if save is not None:
+        _save(loaded[0], save, prove_on)
+    described = [describe(model) for model in loaded]
     if json:
         say_json(described)
     else:
         show_table(description_table(described))
+
+
+def _imported(name: str, said: dict[str, Any], tokenizer: Path | None) -> LoadedModel:
+    given = [option for option, value in said.items() if value is not None]
+    if given and not Path(name).expanduser().is_file():
+        raise GossamerError(f"{name} is no file of weights, so {given[0]} cannot be chosen; leave it out.")
+    from gossamer.models import ForeignOptions
+
+    return load_one(name, tokenizer=tokenizer, foreign=ForeignOptions(**said))
+
+
+def _save(model: LoadedModel, folder: Path, prove_on: Path | None) -> None:
+    """Only a model that predicts text is written: weights read in a wrong way do not."""
+    from gossamer.corpus import read_documents
+    from gossamer.models import ENGLISH, prove_import
+
+    if model.layout != FOLDER or prove_on is not None:
+        text = ENGLISH if prove_on is None else "\n".join(read_documents(prove_on))
+        proof = prove_import(model, text)
+        proof.require()
+        err.print(escape(proof.sentence()))
+    model.save(folder)
+    err.print(escape(f"The model is in {folder}."))
 
 
 def _list(*, json: bool) -> None:

@@ -3,13 +3,14 @@
 from gossamer.models.anatomy import FAMILIES, Anatomy, Family, anatomy, family_of
 from gossamer.models.checkpoint import load_folder, save_model
 from gossamer.models.doctor import check_seam
-from gossamer.models.foreign import ForeignOptions, ImportProof, load_foreign, prove_import
+from gossamer.models.foreign import ENGLISH, ForeignOptions, ImportProof, load_foreign, prove_import
 from gossamer.models.gguf import load_gguf
 from gossamer.models.load import NAMES, catalogue, load
 from gossamer.models.loaded import LoadedModel, gate, require_same_tokenizer, same_tokenizer, ungate
 from gossamer.models.micro import micro
 
 __all__ = [
+    "ENGLISH",
     "FAMILIES",
     "NAMES",
     "Anatomy",

@@ -4,8 +4,9 @@
     transformers     transformer.h.0.attn.c_attn.weight [D, 3D], projections transposed
     transformerlens  blocks.0.attn.W_Q [H, D, E], one matrix a head
 
-A state dict does not say everything: the number of heads, the activation and a gate are looked for in the checkpoint's
-own `model_args` and in a config.json beside the file, and `ForeignOptions` overrules both.
+A state dict does not say everything: the activation, a gate and (except in TransformerLens' layout) the number of heads
+are looked for in the checkpoint's own `model_args` and in a config.json beside the file, and `ForeignOptions` overrules
+both. Where nobody says how many heads there are the file is refused: a wrong number loads without a complaint.
 """
 
 from __future__ import annotations
@@ -30,9 +31,18 @@ from gossamer.models.weights import build_model, quiet_transformers, read_state
 
 GPT2_VOCABULARY = 50257
 PADDED_VOCABULARY = 50304  # GPT-2's, rounded up to a multiple of 64; the rows above are never used
+ENGLISH = (  # what an import is proved on if nothing else is given
+    "The old house stood at the end of the road, and nobody had lived in it for many years. When the children "
+    "came home from school they used to walk past it as quickly as they could, because the youngest of them "
+    "was sure that she had once seen a light in one of the windows. Her brother said that it was only the sun, "
+    "and that there was nothing to be afraid of. But in the evening, when the wind was in the trees and the "
+    "rain was on the roof, he was not so sure of it any more, and he was glad that the door was closed and "
+    "that his mother was in the next room.\n"
+)
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
 _PREFIX = re.compile(r"^(?:_orig_mod\.|module\.)+")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attn.mask", ".attn.IGNORE")
+_LENS_INPUTS = re.compile(r"\.attn\.W_[QKV]$")
 _PROJECTIONS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 
 State = dict[str, Tensor]
@@ -40,8 +50,9 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ForeignOptions:
-    """What a state dict leaves open; None means: as its checkpoint or the config.json beside it says, else GPT-2's.
+    """What a state dict leaves open; None means: as its checkpoint or the config.json beside it says.
 
+    `n_heads`: how many heads a layer has; needed if the file does not say. `vocabulary`: rows to keep, else GPT-2's.
     `activation`: "gelu" (exact; nanoGPT) or "gelu_new" (its approximation; OpenAI's GPT-2). `gate_offset`: the one
     fixed scalar b of a published sparse checkpoint. `prove_on`: text that the import must predict, or be refused.
     """
@@ -68,9 +79,10 @@ def load_foreign(
     said = _side_information(checkpoint, path)
     state = _tensors_of(checkpoint)
     layout = sniff(state, path)
+    n_heads = _n_heads(path, _heads_in_weights(state), said, options)
     state = _LAYOUTS[layout](state)
     _cut_vocabulary(state, options.vocabulary)
-    config = _config(state, said, options, layout)
+    config = _config(state, said, options, layout, n_heads)
     hf = build_model(config, _with_missing_biases(state, config), resolve_dtype(dtype, device))
     tokenizer = tokenizer or read_tokenizer(path.parent) or _cached_gpt2_tokenizer(config.vocab_size)
     model = finish(hf, name=name or str(path), source=str(path), layout=layout, tokenizer=tokenizer, device=device)
@@ -196,9 +208,15 @@ _LAYOUTS: dict[str, Callable[[State], State]] = {
 
 
 def _take(state: State, name: str) -> Tensor:
+    weight = _required(state, name)
+    del state[name]
+    return weight
+
+
+def _required(state: State, name: str) -> Tensor:
     if name not in state:
         raise GossamerError(f"The weights lack {name!r}, so they are not a whole GPT-2; save the complete state dict.")
-    return state.pop(name)
+    return state[name]
 
 
 def _count_layers(state: Mapping[str, Any], pattern: str) -> int:
@@ -219,9 +237,11 @@ def _cut_vocabulary(state: State, wanted: int | None) -> None:
             state[name] = state[name][:keep].clone()
 
 
-def _config(state: State, said: Mapping[str, Any], options: ForeignOptions, layout: str) -> GPT2Config:
+def _config(state: State, said: Mapping[str, Any], options: ForeignOptions, layout: str, n_heads: int) -> GPT2Config:
     embedding_VD = _required(state, "transformer.wte.weight")
     vocabulary, width = embedding_VD.shape
+    if width % n_heads:
+        raise GossamerError(f"{n_heads} heads do not divide the width {width} of these weights; give their own number.")
     unembedding_VD = state.get("lm_head.weight")
     marker = GPT2_VOCABULARY - 1 if vocabulary == GPT2_VOCABULARY else None
     return GPT2Config(
@@ -229,7 +249,7 @@ def _config(state: State, said: Mapping[str, Any], options: ForeignOptions, layo
         n_positions=_required(state, "transformer.wpe.weight").shape[0],
         n_embd=width,
         n_layer=_count_layers(state, r"transformer\.h\.(\d+)\."),
-        n_head=_n_heads(width, said, options),
+        n_head=n_heads,
         n_inner=_required(state, "transformer.h.0.mlp.c_fc.weight").shape[1],
         activation_function=_activation(said, options, layout),
         tie_word_embeddings=unembedding_VD is None or torch.equal(unembedding_VD, embedding_VD),
@@ -241,20 +261,29 @@ def _config(state: State, said: Mapping[str, Any], options: ForeignOptions, layo
     )
 
 
-def _required(state: State, name: str) -> Tensor:
-    if name not in state:
-        raise GossamerError(f"The weights lack {name!r}, so they are not a whole GPT-2; save the complete state dict.")
-    return state[name]
+def _heads_in_weights(state: State) -> int | None:
+    """How many heads the weights themselves have, where the layout keeps one matrix a head."""
+    found = {weight_HDE.shape[0] for name, weight_HDE in state.items() if _LENS_INPUTS.search(name)}
+    if len(found) > 1:
+        raise GossamerError(f"The layers have {sorted(found)} heads, and a GPT-2 has the same number in every layer.")
+    return found.pop() if found else None
 
 
-def _n_heads(width: int, said: Mapping[str, Any], options: ForeignOptions) -> int:
-    n_heads = options.n_heads or said.get("n_head") or said.get("n_heads") or width // 64
-    if not isinstance(n_heads, int) or n_heads < 1 or width % n_heads:
+def _n_heads(path: Path, in_weights: int | None, said: Mapping[str, Any], options: ForeignOptions) -> int:
+    stated = options.n_heads or said.get("n_head") or said.get("n_heads")
+    if stated is None and in_weights is None:
         raise GossamerError(
-            f"The weights do not say how many heads a model of width {width} has and {n_heads} is not possible; give "
-            "foreign=ForeignOptions(n_heads=...)."
+            f"Nothing says how many heads {path} has, and a wrong number would load as another model: convert it with "
+            f"`gossamer models {path} --heads N --save FOLDER`, or give foreign=ForeignOptions(n_heads=N)."
         )
-    return n_heads
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 1):
+        raise GossamerError(f"The number of heads is a whole number of at least 1, not {stated!r}.")
+    if None not in (stated, in_weights) and stated != in_weights:
+        raise GossamerError(
+            f"The weights in {path} have {in_weights} heads, but {stated} are asked for (by the options or a "
+            "config.json beside the file); leave the number out, or give the weights that belong to it."
+        )
+    return int(stated or in_weights or 0)
 
 
 def _activation(said: Mapping[str, Any], options: ForeignOptions, layout: str) -> str:

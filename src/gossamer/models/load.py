@@ -41,6 +41,8 @@ def load(
     None means float32 on a CPU and the stored precision elsewhere. `tokenizer` (or a folder that has one) replaces the
     model's own. `foreign` says what a state dict alone does not.
     """
+    if not str(name).strip():
+        raise GossamerError(f"A model needs a name; known ones are {', '.join(NAMES)}.")
     settings = LoadSettings(name=str(name), dtype=dtype, device=device, tokenizer=_given_tokenizer(tokenizer))
     path = Path(name).expanduser()
     if str(name) == SMOLLM2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import pickletools
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +77,9 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
 def read_pickle(path: Path) -> Any:
     """What `torch.save` wrote, as long as it is tensors and plain data; anything that could run code is refused."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # it is read, or refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError) as error:
         if foreign := _called_by(path):
             raise GossamerError(
