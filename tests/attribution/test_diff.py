@@ -11,6 +11,7 @@ from graphs import make_graph
 
 from gossamer import GossamerError
 from gossamer.attribution.diff import GraphDiff, diff_graphs
+from gossamer.attribution.graph import AttributionGraph
 
 
 def test_a_graph_does_not_differ_from_itself() -> None:
@@ -52,6 +53,17 @@ def test_by_place_influence_and_effects_are_sums(tmp_path) -> None:
         effects = sum(getattr(edge, side) or 0.0 for edge in diff.edges)
         assert effects == pytest.approx(np.delete(graph.effect_TS, graph.nodes.n_sources - 1, axis=1).sum())
     assert GraphDiff.load(diff.save(tmp_path / "diff.safetensors")) == diff
+
+
+def test_graphs_from_disk_are_compared_like_those_at_hand(tmp_path) -> None:
+    first = make_graph()[0]
+    smaller = first.pruned(node_part=0.6, edge_part=0.8)
+    loaded = [AttributionGraph.load(graph.save(tmp_path / f"{len(graph.nodes)}")) for graph in (first, smaller)]
+    expected = diff_graphs(first, smaller)
+    for one, other in (loaded, (first, loaded[1]), (loaded[0], smaller)):
+        found = diff_graphs(one, other)
+        assert (found.nodes, found.edges) == (expected.nodes, expected.edges)
+    assert GraphDiff.load(diff_graphs(*loaded).save(tmp_path / "diff")).describe() == expected.describe()
 
 
 def test_graphs_of_other_prompts_are_refused() -> None:

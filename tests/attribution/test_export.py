@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gossamer import GossamerError
 from gossamer.attribution.clusters import find_clusters
 from gossamer.attribution.export import circuit_tracer_json, write_circuit_tracer
 from gossamer.attribution.graph import AttributionGraph
-from gossamer.attribution.head_loadings import HeadLoadings
+from gossamer.attribution.graph_loadings import graph_loadings
 from gossamer.attribution.replacement import Replacement
 
 Made = tuple[AttributionGraph, Replacement]
@@ -91,32 +92,27 @@ def test_influence_is_the_share_down_to_a_node_in_the_whole_graph(made: Made) ->
 
 
 def test_head_parts_ride_on_links(made: Made) -> None:
-    graph = made[0]
-    target_E, source_E = np.nonzero(graph.effect_TS)
-    n_edges, generator = len(source_E), np.random.default_rng(0)
-    heads_ELH = generator.normal(size=(n_edges, 3, 3)) * (generator.random((n_edges, 3, 3)) < 0.4)
-    edge_E = graph.effect_TS[target_E, source_E]
-    loadings = HeadLoadings(
-        model="tiny",
-        tokens=graph.tokens_Q,
-        n_begin=0,
-        sources=(),
-        targets=(),
-        source_E=source_E,
-        target_E=target_E,
-        key_E=source_E,
-        query_E=source_E,
-        edge_E=edge_E,
-        heads_ELH=heads_ELH,
-        no_head_E=edge_E - heads_ELH.sum((1, 2)) - 0.5,
-        others_E=np.full(n_edges, 0.5),
-    )
+    """The loadings are computed from the frozen model, the weights are the graph's: that they agree is the point."""
+    graph, replacement = made
+    loadings = graph_loadings(replacement, graph)
     data = circuit_tracer_json(graph, slug="one", scan="tiny", loadings=loadings)
+    assert len(data["links"]) == len(loadings)
     assert len({len(link["heads"]) for link in data["links"]}) > 2
     for link in data["links"]:
         parts = [part for _, _, part in link["heads"]]
         assert [abs(part) for part in parts] == sorted((abs(part) for part in parts), reverse=True)
-        assert sum(parts) + link["no_head"] + link["other_positions"] == pytest.approx(link["weight"])
+        whole = sum(parts) + link["no_head"] + link["other_positions"]
+        assert whole == pytest.approx(link["weight"], rel=1e-9, abs=1e-12)
+    assert any(link["other_positions"] for link in data["links"])
+    assert any(link["no_head"] for link in data["links"])
+
+
+def test_links_whose_edge_was_not_loaded_have_no_head_parts(made: Made) -> None:
+    graph, replacement = made
+    size_TS = np.abs(graph.effect_TS)
+    smaller = replace(graph, effect_TS=np.where(size_TS > size_TS.mean(), graph.effect_TS, 0))
+    data = circuit_tracer_json(graph, slug="one", scan="tiny", loadings=graph_loadings(replacement, smaller))
+    assert sum("heads" in link for link in data["links"]) == smaller.n_edges < graph.n_edges
 
 
 def test_files_are_listed_once(made: Made, tmp_path) -> None:

@@ -25,9 +25,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gossamer import LoadedModel
 from gossamer.attribution.build import attribution_graph
+from gossamer.attribution.clusters import find_clusters
 from gossamer.attribution.export import write_circuit_tracer
 from gossamer.attribution.frozen import freeze
 from gossamer.attribution.graph import AttributionGraph
+from gossamer.attribution.graph_loadings import graph_loadings
 from gossamer.attribution.influence import node_influence, scores
 from gossamer.attribution.nodes import BIAS, ERROR, FEATURE
 from gossamer.attribution.replacement import replace_mlps
@@ -93,7 +95,15 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ours = attribution_graph(replacement)
     targets = ours.nodes.number_N[ours.nodes.n_sources :].tolist()
     (folder / "request.json").write_text(json.dumps({"ids": ids.tolist(), "targets": targets}), "utf-8")
-    written = write_circuit_tracer(ours.pruned(), folder / "graphs", slug="ours", scan="tiny")
+    pruned = ours.pruned()
+    written = write_circuit_tracer(
+        pruned,
+        folder / "graphs",
+        slug="ours",
+        scan="tiny",
+        loadings=graph_loadings(replacement, pruned),
+        clusters=find_clusters(pruned, replacement),
+    )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
     script = Path(__file__).parent / "circuit_tracer_side.py"
     done = subprocess.run([str(PYTHON), str(script), str(folder)], env=environment, capture_output=True, text=True)
@@ -145,6 +155,10 @@ def test_influence_of_every_node_and_both_scores_are_the_same(both: Both) -> Non
 
 
 def test_our_file_opens_there(both: Both) -> None:
+    """With all that is ours in it: the heads of every link, and clusters as supernodes."""
+    assert all({"heads", "no_head", "other_positions"} <= set(link) for link in both.exported["links"])
+    assert any(link["heads"] for link in both.exported["links"])
+    assert both.opened["read"]["qParams"]["supernodes"] == both.exported["qParams"]["supernodes"] != []
     assert both.opened["read"]["metadata"]["slug"] == "ours"
     assert len(both.opened["read"]["nodes"]) == len(both.exported["nodes"])
     assert both.opened["read"]["links"] == both.exported["links"]

@@ -97,7 +97,15 @@ class GraphDiff(Stored):
 def diff_graphs(
     first: AttributionGraph, second: AttributionGraph, *, level: Level = "node", names: tuple[str, str] | None = None
 ) -> GraphDiff:
-    """Compare two graphs of one prompt, usually pruned ones."""
+    """Compare two graphs of one prompt, usually pruned ones.
+
+    They may come from disk, so results of different runs, say of two checkpoints, can be compared afterwards:
+
+        one, other = (AttributedPair.load(path).sparse.features.graph for path in paths)
+        diff_graphs(one, other, level="place", names=("step 1,000", "step 2,000")).save("change.safetensors")
+
+    Edges of the difference name their nodes by their places in its list. `GraphDiff.load` reads it again.
+    """
     _require_comparable(first, second, level)
     one, other = _values(first, level), _values(second, level)
     keys = sorted({*one[0], *other[0]})
