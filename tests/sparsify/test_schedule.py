@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from itertools import pairwise
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from gossamer.errors import GossamerError
 from gossamer.sparsify import Sequences, SparsifyConfig
+from gossamer.sparsify.config import RANGES
 from gossamer.sparsify.data import split_held_out, step_rows
 from gossamer.sparsify.schedule import LearningRateSchedule, NoiseSchedule, SlackSchedule
 
@@ -82,6 +86,42 @@ def test_settings_round_trip_and_refuse_the_unknown() -> None:
 def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(GossamerError):
         SparsifyConfig.from_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"control": "no"}, "control is true or false, not 'no'"),
+        ({"bf16": "yes"}, "bf16 is true or false"),
+        ({"bf16": 1}, "bf16 is true or false"),
+        ({"batch": "two"}, "batch is a whole number, not 'two'"),
+        ({"batch": 1.5}, "batch is a whole number"),
+        ({"batch": True}, "batch is a whole number"),
+        ({"batch": None}, "batch is a whole number"),
+        ({"seed": 1.5}, "seed is a whole number"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"slack": "abc"}, "slack is a finite number, not 'abc'"),
+        ({"clip": [1]}, "clip is a finite number"),
+        ({"multiplier_rate": math.nan}, "multiplier_rate is a finite number"),
+        ({"gate_offset": "hello"}, "gate_offset is a finite number"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"beta1": 2}, "beta1 must be at least 0 and less than 1"),
+        ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1"),
+        ({"multiplier_averaging": 1.0}, "less than 1"),
+        ({"gate": 3}, "gate is one of logit, mass, flow"),
+        ({"slack_share": -0.5}, "slack_share must be a share"),
+    ],
+)
+def test_every_setting_has_a_type_and_a_range(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(GossamerError, match=re.escape(words)):
+        SparsifyConfig.from_dict(wrong)
+
+
+def test_every_number_has_a_range_or_is_free_on_purpose() -> None:
+    kinds = get_type_hints(SparsifyConfig)
+    numbers = {name for name, kind in kinds.items() if {int, float} & {kind, *get_args(kind)}}
+    checked_together = {"slack", "slack_start", "multiplier_start", "multiplier_minimum", "multiplier_maximum"}
+    assert numbers - checked_together - set(RANGES) == {"gate_offset"}
 
 
 def test_data_order_is_a_function_of_seed_and_step() -> None:

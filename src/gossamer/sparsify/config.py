@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gossamer.attention import GateConfig
 from gossamer.errors import GossamerError, nearest
@@ -90,13 +91,9 @@ class SparsifyConfig:
     choose: Choice = "best"
 
     def __post_init__(self) -> None:
-        Constraint(self.constraint, self.slack)
-        if self.slack_start is not None and not self.slack_start >= self.slack:
-            raise GossamerError(f"The slack cannot start at {self.slack_start}, below the {self.slack} it ends at.")
-        self._check_choices()
-        self._check_duration()
-        self._check_counts()
-        self._check_shares()
+        self._check_types()
+        self.objective()
+        self._check_ranges()
         self.multiplier()
 
     @property
@@ -176,54 +173,65 @@ class SparsifyConfig:
         _refuse_unknown(data)
         return cls(**data)
 
-    def _check_choices(self) -> None:
-        for name, kind in (("gate", GateKind), ("trainable", Trainable), ("reference", Reference), ("choose", Choice)):
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                raise GossamerError(f"{name} is one of {', '.join(known)}, not {value!r}.{nearest(str(value), known)}")
+    def _check_types(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(kind) or (kind,)
+            if get_origin(kind) is Literal:
+                if value not in kinds:
+                    raise GossamerError(
+                        f"{name} is one of {', '.join(kinds)}, not {value!r}.{nearest(str(value), kinds)}"
+                    )
+            elif not any(_is_a(one, value) for one in kinds):
+                raise GossamerError(f"{name} is {_IN_WORDS[kinds[0]]}, not {value!r}.")
 
-    def _check_duration(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise GossamerError(f"A run needs at least one step, not {self.steps}.")
-        if self.minutes is not None and not (math.isfinite(self.minutes) and self.minutes > 0):
-            raise GossamerError(f"A run needs more than 0 minutes, not {self.minutes}.")
-
-    def _check_counts(self) -> None:
-        for name in (
-            "batch",
-            "accumulation",
-            "held_out",
-            "evaluate_every",
-            "checkpoint_every",
-            "lora_rank",
-            "patience",
-        ):
-            if getattr(self, name) < 1:
-                raise GossamerError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if self.length is not None and self.length < 2:
-            raise GossamerError(f"A sequence needs at least 2 tokens to have something to predict, not {self.length}.")
-        for name in (
-            "learning_rate",
-            "gate_learning_rate",
-            "clip",
-            "noise_start",
-            "noise_end",
-            "backward_floor",
-            "penalty_tau",
-        ):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise GossamerError(f"{name} must be more than 0, not {getattr(self, name)}.")
-
-    def _check_shares(self) -> None:
-        for name in ("warmup_share", "decay_share", "final_rate_share", "deterministic_share", "distillation"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise GossamerError(f"{name} is a share between 0 and 1, not {getattr(self, name)}.")
-        if not (math.isfinite(self.aim) and self.aim <= 1):
-            raise GossamerError(f"Training aims at most at all of the slack, not at {self.aim} of it.")
+    def _check_ranges(self) -> None:
+        for name, allowed in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not allowed.holds(value):
+                raise GossamerError(f"{name} must be {allowed.words}, not {value}.")
+        if self.slack_start is not None and self.slack_start < self.slack:
+            raise GossamerError(f"The slack cannot start at {self.slack_start}, below the {self.slack} it ends at.")
         if self.aim <= 0 and self.constraint == "kl":
             raise GossamerError("A divergence is never below 0: aim at a positive share of its slack, such as 0.9.")
-        if self.keep_mass is not None and not 0 < self.keep_mass < 1:
-            raise GossamerError(f"keep_mass is a share between 0 and 1 (0.99, say), not {self.keep_mass}.")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a setting may have, in words and as a test."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+COUNT = Range("at least 1", lambda number: number >= 1)
+POSITIVE = Range("more than 0", lambda number: number > 0)
+NOT_NEGATIVE = Range("at least 0", lambda number: number >= 0)
+SHARE = Range("a share between 0 and 1", lambda number: 0 <= number <= 1)
+AVERAGING = Range("at least 0 and less than 1", lambda number: 0 <= number < 1)
+
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("steps", "batch", "accumulation", "held_out", "evaluate_every", "checkpoint_every"), COUNT),
+    **dict.fromkeys(("lora_rank", "patience"), COUNT),
+    "length": Range("at least 2, so that there is something to predict", lambda number: number >= 2),
+    "seed": Range("at least 0 and less than 2**32", lambda number: 0 <= number < 2**32),
+    **dict.fromkeys(("minutes", "learning_rate", "gate_learning_rate", "clip", "lora_alpha"), POSITIVE),
+    **dict.fromkeys(("noise_start", "noise_end", "backward_floor", "penalty_tau"), POSITIVE),
+    **dict.fromkeys(("weight_decay", "multiplier_rate", "multiplier_proportional", "multiplier_band"), NOT_NEGATIVE),
+    **dict.fromkeys(("slack_share", "warmup_share", "decay_share", "final_rate_share"), SHARE),
+    **dict.fromkeys(("deterministic_share", "distillation"), SHARE),
+    **dict.fromkeys(("beta1", "beta2", "multiplier_averaging"), AVERAGING),
+    "keep_mass": Range("a share between 0 and 1 (0.99, say)", lambda number: 0 < number < 1),
+    "aim": Range("at most 1: training aims at no more than all of the slack", lambda number: number <= 1),
+}
+
+_IN_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number"}
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Whether a value is what an annotation says; a truth value is no number, and infinity is none to train with."""
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
 def _refuse_unknown(settings: dict[str, Any]) -> None:
