@@ -26,7 +26,7 @@ from gossamer.figures.label_transitions import label_transitions
 from gossamer.figures.maps import GREYS, MOST_PIXELS, SHADES, UNCLEAR, Scale, colours, shown_token
 from gossamer.figures.scatter_matrix import scatter_matrix
 from gossamer.figures.statistics_sheet import SHOWN, statistics_sheet
-from gossamer.figures.style import ACCENT, WEIGHTS, save_figure
+from gossamer.figures.style import ACCENT, DENSE, SPARSE, WEIGHTS, save_figure
 from gossamer.figures.taxonomy_gallery import taxonomy_gallery
 from gossamer.maps import AttentionMaps, from_matrices
 from gossamer.maps.capture import capture
@@ -319,6 +319,29 @@ def test_the_gallery_shows_the_clearest_head_of_every_class() -> None:
     shown = [str(image.get_gid()) for image in maps_in(taxonomy_gallery(maps, report))]
     assert shown == [f"{label}:L0H{report.heads_of(label)[0][1]}" for label in report.counts()]
     assert len(shown) >= 10
+
+
+def test_an_exemplar_is_shown_where_it_carries_most() -> None:
+    """Nothing on the first prompt and most on the last: that one is drawn and named."""
+    diagonal = np.eye(12, k=-1)
+    maps = from_matrices(
+        [share * diagonal[None, None] for share in (0.0, 0.2, 0.9)], ids=[list(range(12))] * 3, gated=True
+    )
+    figure = taxonomy_gallery(maps, classify(maps))
+    (image,) = maps_in(figure)
+    assert (np.asarray(image.get_array())[..., 0] < 100).sum() == 11
+    assert any("prompt 2" in text for text in texts_in(figure))
+    assert "0.9" in texts_in(figure)
+    (first,) = maps_in(taxonomy_gallery(maps, classify(maps), prompt=0))
+    assert (np.asarray(first.get_array())[..., 0] == 255).all()
+
+
+def test_a_sparse_model_alone_has_the_sparse_models_colour() -> None:
+    for gated, colour in ((True, SPARSE), (False, DENSE)):
+        maps = made(gated=gated)
+        figure = scatter_matrix([maps], [relate(maps)], [(0, 0), (0, 1)])
+        (cloud,) = figure.subfigs[0].axes[2].collections
+        assert tuple(cloud.get_facecolor()[0][:3]) == to_rgba(colour)[:3]
 
 
 def test_transitions_count_every_head() -> None:

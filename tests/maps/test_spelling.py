@@ -59,9 +59,9 @@ def test_without_a_tokenizer_tokens_are_numbers() -> None:
 def test_captured_and_attributed_prompts_are_spelled_alike_and_whole(model: LoadedModel) -> None:
     maps = capture(model, TEXT)
     assert not any("�" in token for token in maps.tokens[0])
-    assert maps.texts == ("<|bos|>" + TEXT,)
+    assert maps.text() == "<|bos|>" + TEXT
     ids = model.encode(TEXT).tolist()
     assert len(set(maps.tokens[0])) == len(set(ids))
     prompt = read_prompt(model, ids)
-    assert (prompt.tokens, prompt.text) == (maps.tokens[0], maps.texts[0])
+    assert (prompt.tokens, prompt.text) == (maps.tokens[0], maps.text())
     assert read_prompt(model, TEXT).text == TEXT

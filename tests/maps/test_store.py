@@ -195,6 +195,7 @@ def test_a_missing_field_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_text_of_a_prompt_is_kept_as_a_whole(tmp_path: Path) -> None:
     weights = [np.eye(3)[None, None]] * 2
     maps = from_matrices(weights, ids=[[1, 2, 3]] * 2, tokens=[("a", "<C3>", "<A9>")] * 2, texts=["aé", "é"])
-    assert AttentionMaps.load(maps.save(tmp_path / "maps")).texts == ("aé", "é")
-    assert maps.select([1]).texts == ("é",)
-    assert random_maps().texts[0] == "".join(WORDS)
+    again = AttentionMaps.load(maps.save(tmp_path / "maps"))
+    assert [again.text(prompt) for prompt in (0, 1)] == ["aé", "é"]
+    assert maps.select([1]).text() == "é"
+    assert random_maps().text(1) == random_maps().select([1]).text() == "".join(WORDS)

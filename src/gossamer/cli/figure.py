@@ -31,7 +31,9 @@ def command(
         Path | None, typer.Option("--out", help=".svg, .pdf or .png; by default NAME.svg in this folder.")
     ] = None,
     heads: Annotated[str, typer.Option(help="Heads to show, as L5H1,L6H8.")] = "",
-    prompt: Annotated[int, typer.Option(min=0, help="Which of the result's prompts, from 0.")] = 0,
+    prompt: Annotated[
+        int | None, typer.Option(min=0, help="Which of the result's prompts, from 0; of a gallery each head's fullest.")
+    ] = None,
     edge: Annotated[list[str] | None, typer.Option(help="Red square at QUERY,KEY; may be repeated.")] = None,
     without_first: Annotated[
         bool, typer.Option("--without-first", help="Leave the first-token column out of the colour scale.")
@@ -56,7 +58,7 @@ def command(
     say(f"{target}")
 
 
-def _view(heads: str, prompt: int, edges: Sequence[str], *, without_first: bool, measure: str) -> View:
+def _view(heads: str, prompt: int | None, edges: Sequence[str], *, without_first: bool, measure: str) -> View:
     from gossamer.compare.pictures import View
     from gossamer.maps import parse_head
 

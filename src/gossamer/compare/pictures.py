@@ -44,7 +44,7 @@ class View:
     """What a reader may choose; a figure takes what concerns it."""
 
     heads: tuple[Head, ...] = ()
-    prompt: int = 0
+    prompt: int | None = None  # the first, unless the figure knows a better one
     edges: tuple[tuple[int, int], ...] = ()
     without_first: bool = False
     measure: str = "pearson"
@@ -84,13 +84,13 @@ def _shown_heads(side: Side, name: str, circuit: list[Head], what: str) -> tuple
 
 def _grid(pair: Comparison, view: View) -> Figure:
     named = {"heads": [view.heads] * 2, "titles": pair.names} if view.heads else {}
-    return circuit_grid(pair, prompt=view.prompt, edges=view.edges, without_first=view.without_first, **named)
+    return circuit_grid(pair, prompt=view.prompt or 0, edges=view.edges, without_first=view.without_first, **named)
 
 
 def _every_head(pair: Comparison, view: View) -> Figure:
     maps = [side.maps for side in pair.sides.values()]
     return head_grid(
-        maps, prompt=view.prompt, columns=maps[0].n_heads, edges=view.edges, without_first=view.without_first
+        maps, prompt=view.prompt or 0, columns=maps[0].n_heads, edges=view.edges, without_first=view.without_first
     )
 
 
@@ -111,7 +111,7 @@ def _density(role: str) -> Callable[[Comparison, View], Figure]:
 
 def _before_after(pair: Comparison, view: View) -> Figure:
     heads = view.heads or alive_first(pair)[:BESIDE]
-    return before_after(pair.dense.maps, pair.sparse.maps, heads, prompt=view.prompt, edges=view.edges)
+    return before_after(pair.dense.maps, pair.sparse.maps, heads, prompt=view.prompt or 0, edges=view.edges)
 
 
 def _scatter(pair: Comparison, view: View) -> Figure:
@@ -198,7 +198,7 @@ def _chosen_grid(one: ModelPatterns, view: View) -> Figure:
     return head_grid(
         one.maps,
         heads=[view.heads] if view.heads else None,
-        prompt=view.prompt,
+        prompt=view.prompt or 0,
         columns=9 if view.heads else one.maps.n_heads,
         edges=view.edges,
         without_first=view.without_first,

@@ -10,6 +10,7 @@ from gossamer.attribution.task_heads import TaskHeads, attribute_task
 from gossamer.circuits.compare import Comparison as CircuitComparison
 from gossamer.circuits.compare import compare as compare_circuits
 from gossamer.circuits.compare import require_able
+from gossamer.circuits.pair import require_pair
 from gossamer.circuits.smallest import HeadCircuits, smallest_circuit
 from gossamer.compare.comparison import Comparison, Side
 from gossamer.corpus import Sequences
@@ -17,7 +18,6 @@ from gossamer.errors import GossamerError
 from gossamer.maps import AttentionMaps
 from gossamer.maps.capture import Prompts, capture
 from gossamer.models import LoadedModel
-from gossamer.models.loaded import require_same_tokenizer
 from gossamer.patterns.change import dense_to_sparse
 from gossamer.patterns.relations import relate
 from gossamer.patterns.taxonomy import classify
@@ -36,7 +36,7 @@ class Effort:
     edges: bool = True  # circuits of edges too, not of heads alone
     steps: int = 5  # of the integrated gradients
     mlps: bool = True  # a second curve, with MLPs as components
-    random_draws: int = 20
+    random_draws: int = 20  # of heads; of edges a quarter as many
     resamples: int = 10_000
 
 
@@ -65,9 +65,7 @@ def compare(
     without what the distance of tokens explains. A task that the dense model cannot do is refused, unless `force` is
     set.
     """
-    require_same_tokenizer(dense, sparse)
-    if dense.is_sparse:
-        raise GossamerError(f"{dense.name} is gated; give the dense model first and the sparse one second.")
+    require_pair(dense, sparse)
     say = tell or (lambda message: None)
     mapped = get(task, dense.tokenizer, effort.maps, seed=seed) if isinstance(task, str) else task
     if isinstance(task, str):
@@ -137,7 +135,16 @@ def _circuits(
 ) -> tuple[tuple[HeadCircuits, HeadCircuits], CircuitComparison | None]:
     if effort.edges:
         circuits = compare_circuits(
-            dense, sparse, task, steps=effort.steps, level=level, seed=seed, force=force, tell=say
+            dense,
+            sparse,
+            task,
+            steps=effort.steps,
+            level=level,
+            mlps=effort.mlps,
+            random_draws=effort.random_draws,
+            seed=seed,
+            force=force,
+            tell=say,
         )
         both = circuits.on(task.name)
         return (both.dense.heads, both.sparse.heads), circuits

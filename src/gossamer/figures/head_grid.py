@@ -74,7 +74,7 @@ def head_grid(
                     mark_edge(axes, inside(edge, maps.lengths[prompt]), box, maps.lengths[prompt])
             top += heights[number] + MARGIN
         draw_scale(axes, scale, MARGIN + 0.05, top + 0.02, floor=max(maps.floor for maps in every))
-        note = f"rows are queries, columns keys  ·  {shown_prompt(every[0].texts[prompt], int(13 * width))}"
+        note = f"rows are queries, columns keys  ·  {shown_prompt(every[0].text(prompt), int(13 * width))}"
         axes.text(MARGIN + 0.05, height - 0.03, note, fontsize=6, color=INK, va="bottom")
         return figure
 

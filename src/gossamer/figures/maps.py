@@ -110,15 +110,19 @@ def shown_prompt(text: str, most: int = 110) -> str:
 
 
 def scale_for(maps: list[tuple[AttentionMaps, list[Head]]], prompt: int, *, without_first: bool) -> Scale:
-    """One scale for several panels: up to the largest weight drawn, the first-token column left out if wanted."""
+    """One scale for several panels of heads on one prompt."""
+    return scale_of([(one, head, prompt) for one, heads in maps for head in heads], without_first=without_first)
+
+
+def scale_of(drawn: list[tuple[AttentionMaps, Head, int]], *, without_first: bool = False) -> Scale:
+    """One scale for heads on prompts: up to the largest weight drawn, the first-token column left out if wanted."""
     largest, unclear = 0.0, False
-    for one, heads in maps:
-        for head in heads:
-            unclear |= bool(_light_rows(one, head, prompt)[1].any())
-            edges = one.head(*head, prompt)
-            start = one.document_start[one.first_position[prompt] + edges.query]
-            weights = edges.weight[edges.key != start] if without_first else edges.weight
-            largest = max(largest, float(weights.max(initial=0.0)))
+    for maps, head, prompt in drawn:
+        unclear |= bool(_light_rows(maps, head, prompt)[1].any())
+        edges = maps.head(*head, prompt)
+        start = maps.document_start[maps.first_position[prompt] + edges.query]
+        weights = edges.weight[edges.key != start] if without_first else edges.weight
+        largest = max(largest, float(weights.max(initial=0.0)))
     return Scale(largest=largest or 1.0, without_first=without_first, unclear=unclear)
 
 

@@ -41,8 +41,8 @@ def scatter_matrix(
     with look():
         figure = plt.figure(figsize=(side * len(maps), side + 0.4))
         blocks = np.atleast_1d(figure.subfigures(1, len(maps)))
-        for block, one, relation, colour in zip(blocks, maps, relations, (DENSE, SPARSE), strict=False):
-            _block(block, one, relation, heads, measure, colour)
+        for block, one, relation in zip(blocks, maps, relations, strict=True):
+            _block(block, one, relation, heads, measure, SPARSE if one.gated else DENSE)
         note = (
             "points: pairs of tokens where one of the two heads has an edge, both axes weights from 0 to 1, the row's"
             f" head upwards; where they are more than {MANY_POINTS:,}, their density, darker is more; numbers:"

@@ -37,7 +37,7 @@ class MapBuilder:
             "model": model,
             "tokens": tuple(map(tuple, tokens)),
             "ids": tuple(tuple(map(int, row)) for row in ids),
-            "texts": tuple(texts if texts is not None else map("".join, tokens)),
+            "texts": () if texts is None or list(texts) == list(map("".join, tokens)) else tuple(texts),
             "documents": tuple(map(tuple, documents or [(0,)] * len(tokens))),
             "n_layers": n_layers,
             "n_heads": n_heads,

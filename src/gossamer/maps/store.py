@@ -102,9 +102,7 @@ class AttentionMaps:
     def __post_init__(self) -> None:
         n_positions = sum(self.lengths)
         shape = (self.n_layers, self.n_heads, n_positions)
-        if not self.texts:
-            object.__setattr__(self, "texts", tuple(map("".join, self.tokens)))
-        assert len(self.texts) == len(self.ids)
+        assert len(self.texts) in (0, len(self.ids))
         assert len(self.ids) == len(self.tokens) == len(self.documents)
         assert all(len(ids) == len(tokens) for ids, tokens in zip(self.ids, self.tokens, strict=True))
         assert all(starts and starts[0] == 0 for starts in self.documents)
@@ -116,6 +114,10 @@ class AttentionMaps:
     def n_prompts(self) -> int:
         """How many prompts."""
         return len(self.tokens)
+
+    def text(self, prompt: int = 0) -> str:
+        """A prompt as a whole, though a character in it may span tokens."""
+        return self.texts[prompt] if self.texts else "".join(self.tokens[prompt])
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -286,7 +288,7 @@ class AttentionMaps:
             model=self.model,
             tokens=tuple(self.tokens[one] for one in prompts),
             ids=tuple(self.ids[one] for one in prompts),
-            texts=tuple(self.texts[one] for one in prompts),
+            texts=tuple(self.texts[one] for one in prompts) if self.texts else (),
             documents=tuple(self.documents[one] for one in prompts),
             n_layers=self.n_layers,
             n_heads=self.n_heads,
