@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gossamer import GossamerError
 from gossamer.corpus import tokenizer as own_tokenizer
@@ -56,6 +58,87 @@ def test_years(column: str, year: str, later: int, tmp_path: Path) -> None:
     assert task.metric == "probability difference"
     assert int(task.pairs[0].answers[0]) == int(year) + 1
     assert len(task.pairs[0].answers) == later
+
+
+@pytest.mark.parametrize("label", [0, 1, "00", "41.0", 41.0, 98])
+def test_years_are_scored_over_all_hundred(label: object, tmp_path: Path) -> None:
+    """The common metric: probability of all later years minus that of all others, from 00 on."""
+    pair = get("greater-than", TOKENIZER, 1).pairs[0]
+    start = int(float(str(label)))
+    content = {"clean": pair.clean, "corrupt": pair.corrupt, "label": label}
+    task = task_from_file(jsonl(tmp_path / "y.jsonl", [content]), TOKENIZER)
+    probability_V = torch.rand(1, len(TOKENIZER))
+    ids = [TOKENIZER(pair.clean + f"{year:02d}", add_special_tokens=False)["input_ids"][-1] for year in range(100)]
+    assert len(set(ids)) == 100
+    by_year = probability_V.softmax(-1)[0, ids]
+    expected = by_year[start + 1 :].sum() - by_year[: start + 1].sum()
+    torch.testing.assert_close(task.score(probability_V, task.tokens[0])[0], expected)
+
+
+class Digits:
+    """A tokenizer of single characters, as SmolLM2's is for numbers."""
+
+    bos_token_id = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": list(map(ord, text))}
+
+    def tokenize(self, text: str) -> list[str]:
+        return list(text)
+
+    def decode(self, token: int) -> str:
+        return chr(token)
+
+    def __len__(self) -> int:
+        return 256
+
+
+def test_years_where_numbers_are_split_into_digits(tmp_path: Path) -> None:
+    """The tens digit decides, as in the built-in task; where it cannot, the row is named."""
+    content = {"clean": "from 1741 to 17", "corrupt": "from 1701 to 17", "label": "41"}
+    task = task_from_file(jsonl(tmp_path / "y.jsonl", [content]), Digits())  # type: ignore[arg-type]
+    assert task.pairs[0].answers == ("5", "6", "7", "8", "9")
+    assert task.pairs[0].wrong == ("0", "1", "2", "3")
+    for label, side in ((7, "wrong"), (93, "right")):
+        with pytest.raises(GossamerError, match=rf"line 1: .* no tens digit is surely {side}; leave the row out"):
+            task_from_file(jsonl(tmp_path / "y.jsonl", [content | {"label": label}]), Digits())  # type: ignore[arg-type]
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    """As tables write a column of ids that has gaps."""
+    pair = PAIRS[0]
+    lines = f'clean,corrupted,correct_idx,incorrect_idx\n"{pair.clean}","{pair.corrupt}",292.0,"[3.0, 7]"\n'
+    (tmp_path / "ids.csv").write_text(lines, encoding="utf-8")
+    task = Task.from_csv(tmp_path / "ids.csv", TOKENIZER)
+    assert task.tokens[0].answers_BA.tolist() == [[292]]
+    assert task.tokens[0].wrong_BW.tolist() == [[3, 7]]
+    (tmp_path / "ids.csv").write_text(lines.replace("292.0", "292.5"), encoding="utf-8")
+    with pytest.raises(GossamerError, match=r"row 1: correct_idx has 292\.5"):
+        Task.from_csv(tmp_path / "ids.csv", TOKENIZER)
+
+
+def test_a_file_of_years_and_answers_is_refused(tmp_path: Path) -> None:
+    """They have different metrics: the first row cannot speak for the others."""
+    years = {"clean": PAIRS[1].clean, "corrupt": PAIRS[1].corrupt, "label": 41}
+    with pytest.raises(GossamerError, match="line 2 gives a start year where the rows before it give answers"):
+        task_from_file(jsonl(tmp_path / "mixed.jsonl", [rows()[0], years]), TOKENIZER)
+    with pytest.raises(GossamerError, match="line 2 gives answers where the rows before it give a start year"):
+        task_from_file(jsonl(tmp_path / "mixed.jsonl", [years, rows()[0]]), TOKENIZER)
+
+
+def test_a_file_of_the_other_kind_is_refused(tmp_path: Path) -> None:
+    for read, name in ((Task.from_jsonl, "a.csv"), (Task.from_csv, "a.jsonl")):
+        (tmp_path / name).write_text("", encoding="utf-8")
+        with pytest.raises(GossamerError, match=r"must be \.(jsonl|csv), not \.(csv|jsonl)"):
+            read(tmp_path / name, TOKENIZER)  # type: ignore[operator]
+
+
+def test_a_fingerprint_is_of_prompts_and_answers() -> None:
+    ioi = get("ioi", TOKENIZER, 4)
+    same, renamed = get("ioi", TOKENIZER, 4), replace(ioi, name="other")
+    assert ioi.fingerprint == same.fingerprint == renamed.fingerprint
+    others = (get("ioi", TOKENIZER, 3), get("ioi-flip", TOKENIZER, 4), get("ioi", TOKENIZER, 4, seed=1))
+    assert len({ioi.fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
 def test_the_other_corruption_of_a_file(tmp_path: Path) -> None:
@@ -127,6 +210,8 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("clean,corrupted\nWhen,When\n", encoding="utf-8")
     (tmp_path / "d.csv").write_text("", encoding="utf-8")
     sentences = {"a.jsonl": "line 1 is not JSON", "b.csv": "row 1 has not as many", "c.csv": "row 1 names no answers"}
-    for name, sentence in (sentences | {"d.csv": "no pairs", "e.txt": "is .jsonl or .csv", "f.csv": "read"}).items():
+    for name, sentence in (
+        sentences | {"d.csv": "no pairs", "e.txt": "must be .jsonl or .csv", "f.csv": "read"}
+    ).items():
         with pytest.raises(GossamerError, match=sentence):
             task_from_file(tmp_path / name, TOKENIZER)

@@ -7,8 +7,10 @@ JSON lines, one pair a line; leading spaces count:
 CSV: columns `clean` and `corrupted` (or `corrupt`) and one pair of answer columns. Token ids of this tokenizer:
 `correct_idx`/`incorrect_idx`, `clean_answer_idx`/`corrupted_answer_idx`, `country_idx`/`corrupted_country_idx`,
 `answers_idx`/`corrupted_answers_idx`; strings: `answers`/`wrong` (or `answer`). Several as a list, `[11, 12]`.
-A column `label`, or `correct_idx` without its partner, is a start year of two digits: later years are right, the others
-wrong. Where a file holds a second corruption, such as `corrupted_hard`, name its column with `corrupt`.
+A column `label`, or `correct_idx` without its partner, is a start year of two digits: of the years 00 to 99 later ones
+are right, the others wrong. For tokenizers that split years into digits the tens digit counts: a larger one is right, a
+smaller one wrong, the same one neither. Where a file holds a second corruption, such as `corrupted_hard`, name its
+column with `corrupt`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import GossamerError
 from gossamer.tasks.forms import Pair
+from gossamer.tasks.library import number_digits
 from gossamer.tasks.task import Metric, Task, TokenBatch, TokenizedPair, batch_of, encode, single_tokens
 
 if TYPE_CHECKING:
@@ -56,21 +59,39 @@ def task_from_file(
     """
     path = Path(path)
     readers = {".jsonl": _json_rows, ".csv": _csv_rows}
-    if path.suffix.lower() not in readers:
-        raise GossamerError(f"A task file is .jsonl or .csv, not {path.suffix or 'without a suffix'}: {path}.")
+    require_suffix(path, *readers)
     rows = list(readers[path.suffix.lower()](path))
     if not rows:
         raise GossamerError(f"{path} holds no pairs; give at least one row.")
+    metric = _metric(rows)
     columns = CORRUPT_COLUMNS if corrupt is None else (corrupt,)
     read = [_pair(where, content, columns, tokenizer) for where, content in rows][:n]
     groups = defaultdict(list)
     for number, (_, tokens) in enumerate(read):
         groups[len(tokens.clean)].append((number, tokens))
     pairs = [pair for pair, _ in read]
-    metric: Metric = "probability difference" if _years(rows[0][1]) is not None else "logit difference"
     batches: tuple[TokenBatch, ...] = tuple(batch_of(groups[length]) for length in sorted(groups))
     chance = sum(len(pair.answers) / (len(pair.answers) + len(pair.wrong)) for pair in pairs) / len(pairs)
     return Task(name or path.stem, f"pairs of {path.name}", tuple(pairs), batches, "wrong answers", metric, chance, 0)
+
+
+def require_suffix(path: str | Path, *suffixes: str) -> None:
+    """Refuse a file whose name does not end in one of these."""
+    found = Path(path).suffix
+    if found.lower() not in suffixes:
+        raise GossamerError(
+            f"This task file must be {' or '.join(suffixes)}, not {found or 'without a suffix'}: {path}."
+        )
+
+
+def _metric(rows: list[Row]) -> Metric:
+    """Probabilities where answers are years, logits where they are given; one file, one metric."""
+    by_year = [_years(content) is not None for _, content in rows]
+    if any(by_year) != all(by_year):
+        odd, _ = rows[by_year.index(not by_year[0])]
+        first, other = ("a start year", "answers") if by_year[0] else ("answers", "a start year")
+        raise GossamerError(f"{odd} gives {other} where the rows before it give {first}; put them into separate files.")
+    return "probability difference" if by_year[0] else "logit difference"
 
 
 def _pair(
@@ -144,10 +165,8 @@ def _answers(
             return found, other
     column = _years(row)
     if column is not None:
-        year = _start_year(where, row[column], column)
-        spelled_years = [tuple(f"{y:02d}" for y in span) for span in (range(year + 1, 100), range(2, year + 1))]
-        later, earlier = (single_tokens(tokenizer, clean, ids, years) for years in spelled_years)
-        return later, earlier
+        later, earlier = _later_and_earlier(where, _start_year(where, row[column], column), number_digits(tokenizer))
+        return single_tokens(tokenizer, clean, ids, later), single_tokens(tokenizer, clean, ids, earlier)
     known = ", ".join("/".join(columns) for columns in (*STRING_COLUMNS, *ID_COLUMNS))
     raise GossamerError(f"{where} names no answers; give one of these pairs of columns: {known}, or label.")
 
@@ -160,10 +179,23 @@ def _years(row: dict[str, Any]) -> str | None:
 
 
 def _start_year(where: str, value: Any, column: str) -> int:
-    digits = str(value).strip()
+    digits = str(value).strip().removesuffix(".0")  # as tables write whole numbers beside gaps
     if not (digits.isdecimal() and int(digits) <= 98):
-        raise GossamerError(f"{where}: {column} must be a start year of two digits, not {value!r:.60}.")
+        raise GossamerError(f"{where}: {column} must be a start year from 00 to 98, not {value!r:.60}.")
     return int(digits)
+
+
+def _later_and_earlier(where: str, year: int, digits: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How later years and the others end, in as many digits as the tokenizer keeps together."""
+    if digits == 2:
+        return tuple(f"{y:02d}" for y in range(year + 1, 100)), tuple(f"{y:02d}" for y in range(year + 1))
+    tens = year // 10
+    if tens in (0, 9):
+        raise GossamerError(
+            f"{where}: this tokenizer splits years into digits, and after {year:02d} no tens digit is surely"
+            f" {'wrong' if tens == 0 else 'right'}; leave the row out, years from 10 to 89 will do."
+        )
+    return tuple(map(str, range(tens + 1, 10))), tuple(map(str, range(tens)))
 
 
 def _text(where: str, row: dict[str, Any], *names: str) -> str:
@@ -186,6 +218,7 @@ def _literal(where: str, value: Any, name: str) -> Any:
 def _ids(where: str, value: Any, name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     found = _literal(where, value, name)
     ids = list(found) if isinstance(found, list | tuple) else [found]
+    ids = [int(token) if isinstance(token, float) and token.is_integer() else token for token in ids]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < len(tokenizer):
             raise GossamerError(

@@ -84,7 +84,7 @@ def _proposals(form: Form, lexicon: Lexicon, split: Split, seed: int) -> Iterato
         yield form(random, lexicon, split)
 
 
-def _number_digits(tokenizer: PreTrainedTokenizerBase) -> int:
+def number_digits(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many digits of `1732` are the last token's."""
     return 1 if len(tokenizer.tokenize("in 1732")[-1]) == 1 else 2
 
@@ -115,7 +115,7 @@ def get(
     specification = _LIBRARY[name]
     lexicon = Lexicon().for_tokenizer(lambda text: len(tokenizer.tokenize(text)))
     _check_lexicon(lexicon, name)
-    form = form or specification.form(_number_digits(tokenizer))
+    form = form or specification.form(number_digits(tokenizer))
     pairs, tokens = tokenize_pairs(tokenizer, _proposals(form, lexicon, split, seed), n, task=name)
     return Task(
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,11 +58,21 @@ class Task:
     def __len__(self) -> int:
         return len(self.pairs)
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the prompts, their answers and their order: what scores of single prompts belong to."""
+        digest = hashlib.blake2b(digest_size=8)
+        for batch in self.tokens:
+            ids = (batch.clean_BT, batch.corrupt_BT, batch.answers_BA, batch.wrong_BW)
+            digest.update(repr((batch.rows, *(part.tolist() for part in ids))).encode())
+        return digest.hexdigest()
+
     @staticmethod
     def from_jsonl(path: str | Path, tokenizer: PreTrainedTokenizerBase, *, name: str | None = None) -> Task:
         """Pairs of a JSON-lines file as a task; see `tasks.from_file` for the form of a line."""
-        from gossamer.tasks.from_file import task_from_file
+        from gossamer.tasks.from_file import require_suffix, task_from_file
 
+        require_suffix(path, ".jsonl")
         return task_from_file(path, tokenizer, name=name)
 
     @staticmethod
@@ -69,8 +80,9 @@ class Task:
         path: str | Path, tokenizer: PreTrainedTokenizerBase, *, name: str | None = None, corrupt: str | None = None
     ) -> Task:
         """Pairs of a CSV file as a task; see `tasks.from_file` for the columns."""
-        from gossamer.tasks.from_file import task_from_file
+        from gossamer.tasks.from_file import require_suffix, task_from_file
 
+        require_suffix(path, ".csv")
         return task_from_file(path, tokenizer, name=name, corrupt=corrupt)
 
     def batches(self, size: int) -> Iterator[TokenBatch]:
