@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from patching_tasks import make_task, score
 from gossamer.attention import ForceShut, FrozenGates, tape
 from gossamer.circuits.attention_curves import edge_curve
 from gossamer.circuits.attention_edges import AttentionEdges, attention_edges
+from gossamer.circuits.effect import Baseline
 from gossamer.errors import GossamerError
 from gossamer.models.micro import micro
 from gossamer.tasks import Pair, Task, TokenBatch
@@ -152,16 +154,40 @@ def test_hand_worked_edges_of_the_micro_model() -> None:
 
 
 def test_the_refined_grid_finds_what_running_every_size_finds() -> None:
-    model, task = gated("gpt2"), make_task(3)
+    model, task = gated("gpt2"), make_task(4)
     edges = attention_edges(model, task)
     grid = edge_curve(model, task, edges, levels=(0.9,))
-    every = edge_curve(model, task, edges, sizes=range(int(edges.per_prompt_N.max())))
+    every = edge_curve(model, task, edges, sizes=range(int(edges.per_prompt_N.max()) + 1))
     shared = np.isin(every.sizes_S, grid.sizes_S)
     np.testing.assert_allclose(every.metric_SN[shared], grid.metric_SN, **EXACT)
     size = grid.smallest(0.9)
     assert size is not None
-    before = grid.sizes_S[np.flatnonzero(grid.sizes_S == size)[0] - 1]
-    assert size - before <= max(1, 0.02 * size)
+    exact = every.smallest(0.9)
+    assert exact is not None
+    assert every.is_complete
+    assert 0 <= size - exact <= max(1, 0.02 * size)
+
+
+def test_ties_go_to_the_earlier_layer_head_query_and_key() -> None:
+    places = [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 2, 0), (0, 0, 1, 1), (0, 0, 1, 0), (0, 1, 2, 1)]
+    layer_E, head_E, query_E, key_E = np.array(places).T
+    score_E = np.array([1.0, -1.0, 1.0, 1.0, -1.0, 2.0])
+    baseline = Baseline(np.ones(1), np.zeros(1))
+    where = (np.zeros(6, dtype=np.int64), layer_E, head_E, query_E, key_E)
+    edges = AttentionEdges("gradient", *where, np.ones(6), score_E, baseline, {})
+    assert edges.ranks().tolist() == [5, 4, 3, 2, 1, 0]
+    assert edges.ranks(by_magnitude=False).tolist() == [3, 5, 2, 1, 4, 0]
+
+
+def test_edges_scored_on_other_prompts_are_refused() -> None:
+    """As many prompts, of the same lengths, in the same order: only what they say differs."""
+    model, task = tiny("gpt2"), make_task(3)
+    edges = attention_edges(model, task)
+    assert edge_curve(model, make_task(3), edges, sizes=[2]).sizes_S[1] == 2
+    other = replace(task, tokens=tuple(replace(batch, clean_BT=batch.clean_BT.flip(1)) for batch in task.tokens))
+    for wrong in (other, make_task(4)):
+        with pytest.raises(GossamerError, match="scored on other prompts than those of random"):
+            edge_curve(model, wrong, edges, sizes=[2])
 
 
 def test_batch_size_changes_nothing_and_files_keep_everything(tmp_path: Path) -> None:

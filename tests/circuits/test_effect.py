@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gossamer.circuits.effect import Baseline, Curve, RandomCircuits, size_ratio
+from gossamer.circuits.effect import Baseline, Curve, RandomCircuits, ShutCurve, size_ratio
 from gossamer.circuits.ranking import jaccard, random_masks, ranked, top_masks
 from gossamer.errors import GossamerError
 
@@ -55,6 +55,35 @@ def test_areas_by_hand() -> None:
     assert not uneven.is_complete
 
 
+def test_areas_begin_at_the_empty_circuit() -> None:
+    """As MIB has it: with free MLPs the empty circuit is no corrupt run, and only what lies above it counts."""
+    high = curve([0.5, 0.75, 1.0])  # halfway up its own way at half the size
+    assert high.cpr == pytest.approx(0.5)
+    assert high.cmd == pytest.approx(0.5)
+    assert curve([1.0, 1.0]).areas() == {"CPR": None, "CMD": None}
+
+
+def test_shut_components_have_no_size_where_none_is_enough() -> None:
+    lower = curve([0.6, 0.7, 1.0])
+    assert lower.smallest(0.5) == 0
+    shut = ShutCurve(lower.unit, lower.total, lower.sizes_S, lower.metric_SN, lower.baseline)
+    assert shut.smallest(0.5) is None
+    assert shut.smallest_estimate(0.5) is None
+    assert size_ratio(lower, shut, 0.5) is None
+    assert (shut.reached_with_none(0.5), shut.reached_with_none(0.65)) == (True, False)
+    assert shut.smallest(0.65) == lower.smallest(0.65) == 1
+
+
+def test_none_reaches_a_level_by_what_was_measured_and_not_by_its_interval() -> None:
+    baseline = Baseline(np.full(8, 10.0), np.zeros(8))
+    metric_SN = np.stack([np.linspace(3, 7, 8), np.full(8, 7.0), np.full(8, 10.0)])
+    shut = ShutCurve("edges", 4, np.array([0, 2, 4]), metric_SN, baseline, {})
+    found = shut.smallest_estimate(0.55)
+    assert found is not None
+    assert (found.value, found.low) == (2, 0)  # on some resamples none is enough
+    assert shut.smallest_estimate(0.5) is None
+
+
 def test_ranking_breaks_ties_in_order_and_puts_nan_last() -> None:
     assert ranked(np.array([0.0, 2.0, np.nan, 2.0, -3.0])).tolist() == [1, 3, 0, 4, 2]
     assert ranked(np.array([0.0, 2.0, np.nan, 2.0, -3.0]), by_magnitude=True).tolist() == [4, 1, 3, 0, 2]
@@ -65,10 +94,10 @@ def test_ranking_breaks_ties_in_order_and_puts_nan_last() -> None:
 
 
 def test_random_circuits_have_the_size_and_differ() -> None:
-    masks_DC = random_masks(10, 4, 20, seed=1)
+    masks_DC, again_DC = (random_masks(10, 4, 20, np.random.default_rng(1)) for _ in range(2))
     assert (masks_DC.sum(1) == 4).all()
     assert len({tuple(mask) for mask in masks_DC}) > 10
-    assert (masks_DC == random_masks(10, 4, 20, seed=1)).all()
+    assert (masks_DC == again_DC).all()
 
 
 def test_intervals_hold_the_value_and_pair_the_ratio() -> None:
@@ -96,7 +125,8 @@ def test_random_circuits_beside_a_ranking() -> None:
 
 def test_overlap() -> None:
     assert jaccard([1, 2, 3], [2, 3, 4]) == 0.5
-    assert jaccard([], []) == 1
+    assert jaccard([1], [2]) == 0
+    assert jaccard([], []) is None  # nothing is shared, and nothing is not
 
 
 def test_a_curve_survives_its_file(tmp_path: Path) -> None:
@@ -121,11 +151,17 @@ def test_unknown_fields_versions_and_kinds_are_refused(tmp_path: Path) -> None:
         (header.replace('"unit"', '"unti"'), "unknown field 'unti'"),
         (header.replace('"unit": "heads", ', ""), "lacks the field 'unit'"),
         (header.replace('"total": 1', '"total": "many"'), "should be int"),
+        (header.replace('"total": 1', '"total": 3'), "a curve ends at the full model"),
+        (header[:-1], "its header is not JSON"),
+        ("[]", "its header is not a mapping"),
     ):
         assert wrong != header
         save_file(arrays, path, metadata={"gossamer": wrong})
         with pytest.raises(GossamerError, match=message):
             Curve.load(path)
+    save_file(arrays | {"sizes_S": np.array([], dtype=np.int64)}, path, metadata={"gossamer": header})
+    with pytest.raises(GossamerError, match=r"curve\.safetensors does not fit together"):
+        Curve.load(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(GossamerError, match="could not be read"):
         Curve.load(path)

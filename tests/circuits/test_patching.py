@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,16 @@ from edge_models import gated, tiny
 from patching_tasks import make_task, naive, same_prompts, score
 
 from gossamer.attention import HeadOutput, tape
+from gossamer.circuits.edge_measure import EdgeMeasure
+from gossamer.circuits.edge_metrics import metric_of
+from gossamer.circuits.effect import Baseline
 from gossamer.circuits.patching import Effects, effects, every_component, position_effects
 from gossamer.circuits.runs import PairedRuns
 from gossamer.circuits.scenarios import Scenarios, mean_activations, measure
+from gossamer.circuits.streams import Parts
 from gossamer.errors import GossamerError
 from gossamer.models.micro import micro
+from gossamer.tasks import Task
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 FAMILIES = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen3", "gemma2")
@@ -100,9 +107,105 @@ def test_nothing_patched_is_the_baseline_and_everything_patched_the_other_run(fa
 def test_equal_prompts_have_no_effects() -> None:
     task = same_prompts(make_task())
     found = effects(gated("llama"), task)
-    np.testing.assert_allclose(found.heads_LHN, np.broadcast_to(found.baseline.clean_N, found.heads_LHN.shape), **EXACT)
+    for patched in (found.heads_LHN, found.mlps_LN, edge_circuits_of_equal_prompts(task)):
+        np.testing.assert_allclose(patched, np.broadcast_to(found.baseline.clean_N, patched.shape), **EXACT)
     assert found.baseline.is_weak
     assert np.isnan(found.effect_LH).all()
+
+
+def edge_circuits_of_equal_prompts(task: Task) -> np.ndarray:
+    """The metric of circuits with none, some and all of the edges."""
+    model = gated("llama")
+    parts = Parts.of(model)
+    generator = np.random.default_rng(0)
+    shares = [generator.random(parts.graph.n_edges) < share for share in (0, 0.5, 1)]
+    some = [parts.graph.mask(np.flatnonzero(kept_E)) for kept_E in shares]
+    return EdgeMeasure(parts, task, metric_of(task, "task"), 4).circuits(some)
+
+
+class OffEverySecondTime:
+    """A hook in front of a block that moves its input on every second call, as far as gates must notice."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: object, args: tuple[torch.Tensor, ...], kwargs: dict) -> object:  # type: ignore[type-arg]
+        self.calls += 1
+        if self.calls % 2:
+            return None
+        if args:
+            return (args[0].flip(-1), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": kwargs["hidden_states"].flip(-1)}
+
+
+def test_gates_that_flip_are_counted_in_both_runs() -> None:
+    model, task = gated("gpt2"), make_task(2)
+    runs = PairedRuns(model, task)
+    assert runs.gate_flips()[0] == 0
+    gates = sum(2 * 3 * (batch.clean_BT.shape[1] - 1) * batch.clean_BT.shape[1] for batch in task.tokens[1:])
+    assert runs.gate_flips()[1] > gates
+    counted = []
+    for which in ("clean", "corrupt"):
+        hook = model.anatomy.blocks[1].register_forward_pre_hook(OffEverySecondTime(), with_kwargs=True)
+        counted.append(sum(runs._flips(group, which)[0] for group in runs.groups))  # type: ignore[arg-type]
+        hook.remove()
+    assert min(counted) >= 1
+    hook = model.anatomy.blocks[1].register_forward_pre_hook(OffEverySecondTime(), with_kwargs=True)
+    assert runs.gate_flips()[0] == sum(counted)
+    hook.remove()
+
+
+def test_gates_that_flip_in_edge_patching_are_counted(monkeypatch) -> None:
+    model, task = gated("gpt2"), make_task(4)
+    measure = EdgeMeasure(Parts.of(model), task, metric_of(task, "task"), 1)
+    quiet = measure.check()
+    assert (quiet["gates flipped with all edges"], quiet["gates flipped with no edge"]) == (0, 0)
+    assert quiet["gates compared"] == sum(2 * 2 * 3 * len(b) * b.clean_BT.shape[1] ** 2 for b in task.tokens)
+    plainly, calls = EdgeMeasure._with_gates, count()
+
+    def flipping_one(self: EdgeMeasure, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        logits_BV, opened = plainly(self, run)
+        if next(calls) % 2:  # the patched run, behind the plain one
+            opened[1][0, 0, 0, 0] ^= True
+        return logits_BV, opened
+
+    monkeypatch.setattr(EdgeMeasure, "_with_gates", flipping_one)
+    found = measure.check()
+    assert (found["gates flipped with all edges"], found["gates flipped with no edge"]) == (4, 4)  # one a prompt
+
+
+@pytest.mark.parametrize("make", [tiny, gated])
+def test_a_model_that_answers_otherwise_when_taken_up_again_is_refused(make, monkeypatch) -> None:
+    whole = PairedRuns.restart
+    monkeypatch.setattr(PairedRuns, "restart", lambda *arguments: whole(*arguments) + 0.1)
+    with pytest.raises(GossamerError, match="does not give the same answer when its blocks are called one by one"):
+        PairedRuns(make("gpt2"), make_task(2))
+
+
+def test_a_flipped_gate_excuses_another_answer(monkeypatch) -> None:
+    whole = PairedRuns.restart
+    monkeypatch.setattr(PairedRuns, "restart", lambda *arguments: whole(*arguments) + 0.1)
+    monkeypatch.setattr(PairedRuns, "_flips", lambda *arguments: (1, 100))
+    assert len(PairedRuns(gated("gpt2"), make_task(2)).groups) == 2
+
+
+def test_a_part_of_the_prompts_is_ranked_by_the_difference_over_all() -> None:
+    """The last prompts' own difference has the other sign: divided by it, the best head would come last."""
+    baseline = Baseline(np.array([4.0, 4.0, 4.0, -0.5]), np.array([0.0, 0.0, 0.0, 0.5]))
+    heads_LHN = baseline.corrupt_N + np.array([[[3.0] * 4, [1.0] * 4, [-1.0] * 4]])
+    found = Effects("denoising", heads_LHN, baseline.corrupt_N[None], baseline, (0, 0), {})
+    assert found.ranking() == found.ranking(prompts=[3]) == [(0, 0), (0, 1), (0, 2)]
+    noising = Effects(
+        "noising", baseline.clean_N - heads_LHN + baseline.corrupt_N, heads_LHN[:, 0], baseline, (0, 0), {}
+    )
+    assert noising.ranking(prompts=[3]) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_masks_of_single_edges_count_in_what_fits_the_memory(monkeypatch) -> None:
+    runs = PairedRuns(tiny("gpt2"), make_task(2))
+    assert runs.rows_per_forward(9, 0, masked=True) <= runs.rows_per_forward(9, 0)
+    monkeypatch.setattr("gossamer.circuits.runs.MEMORY_BUDGET", 10**6)
+    assert runs.rows_per_forward(9, 0, masked=True) < runs.rows_per_forward(9, 0)
 
 
 def test_batch_size_changes_nothing() -> None:

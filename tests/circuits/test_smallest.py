@@ -10,9 +10,12 @@ from edge_models import gated, tiny
 from patching_tasks import make_task, record, score
 
 from gossamer.attention import HeadOutput, tape
-from gossamer.circuits.effect import smallest_from
+from gossamer.circuits import head_curves
+from gossamer.circuits.edge_measure import EdgeMeasure
+from gossamer.circuits.edges import random_edge_circuits
+from gossamer.circuits.effect import Baseline, smallest_from
 from gossamer.circuits.head_curves import circuit_metric, keep_curve, pruning, random_circuits
-from gossamer.circuits.patching import effects
+from gossamer.circuits.patching import Effects, effects
 from gossamer.circuits.runs import PairedRuns
 from gossamer.circuits.smallest import HeadCircuits, overlap, smallest_circuit, stability
 from gossamer.errors import GossamerError
@@ -109,6 +112,39 @@ def test_random_circuits_are_reproducible() -> None:
     one, other = (random_circuits(runs, 2, 6, seed=seed) for seed in (0, 0))
     np.testing.assert_array_equal(one.metric_DN, other.metric_DN)
     assert one.metric_DN.std(0).max() > 0
+
+
+def test_stability_compares_different_prompts() -> None:
+    """Each head acts on the prompts of one half only: rankings of parts overlap as far as the parts do."""
+    task = make_task(6)  # the templates alternate
+    assert [pair.template for pair in task.pairs] == ["template 0", "template 1"] * 3
+    baseline = Baseline(np.full(6, 4.0), np.zeros(6))
+    even_N = np.array([1.0, 0.0] * 3)
+    heads_LHN = np.stack([[3 * even_N, 2 * even_N], [3 * (1 - even_N), 1.5 * np.ones(6)]])
+    found = Effects("denoising", heads_LHN, np.zeros((2, 6)), baseline, (0, 0), {})
+    assert found.ranking(prompts=[0, 2, 4])[:2] == [(0, 0), (0, 1)]
+    assert found.ranking(prompts=[1, 3, 5])[:2] == [(1, 0), (1, 1)]
+    assert stability(found, task, 2).templates == 0
+    assert stability(found, task, 3).templates == pytest.approx(2 / 4)
+    halves = stability(found, task, 2).halves
+    assert halves is not None
+    assert 0 < halves < 1
+    assert stability(found, make_task(4), 2).templates is None  # two prompts of each: too few to rank by
+
+
+def test_random_circuits_have_their_size(monkeypatch) -> None:
+    seen: list[np.ndarray] = []
+    measured = EdgeMeasure.circuits
+    monkeypatch.setattr(EdgeMeasure, "circuits", lambda self, kept: seen.extend(kept) or measured(self, kept))
+    random_edge_circuits(tiny("gpt2"), make_task(3), 30, draws=3)
+    assert [int(kept_SR.sum()) for kept_SR in seen] == [30] * 3
+    drawn: list[np.ndarray] = []
+    masked = head_curves.masked_metric
+    monkeypatch.setattr(
+        head_curves, "masked_metric", lambda runs, kept, **how: drawn.extend(kept) or masked(runs, kept, **how)
+    )
+    random_circuits(PairedRuns(tiny("gpt2"), make_task(3)), 2, 4)
+    assert [int(kept_C.sum()) for kept_C in drawn] == [2] * 4
 
 
 def test_a_ranking_that_every_half_agrees_on_is_stable() -> None:

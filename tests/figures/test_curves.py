@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
-from gossamer.circuits.effect import Baseline, Curve, RandomCircuits
+from gossamer.circuits.effect import Baseline, Curve, RandomCircuits, ShutCurve
 from gossamer.circuits.patching import Effects
 from gossamer.circuits.smallest import HeadCircuits
 from gossamer.figures.curves import edge_curves, head_circuits
@@ -57,6 +57,29 @@ def test_head_circuits_frame_the_circuit_and_print_the_rule() -> None:
     below = figure.get_supxlabel()
     assert "by effect" in below
     assert "2 of 1,000 gates flipped" in below
+    plt.close(figure)
+
+
+def test_edge_curves_say_where_none_is_enough() -> None:
+    few = curve(300, "edges", sizes=np.array([0, 1, 5, 20, 60, 100, 200, 300]))
+    metric_SN = few.metric_SN.copy()
+    metric_SN[0] = few.baseline.clean_N
+    shut = ShutCurve(few.unit, few.total, few.sizes_S, metric_SN, few.baseline, few.rule)
+    figure = edge_curves({"dense": few, "sparse": shut}, title="copy")
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["dense, 90% from 100 of 300", "sparse, 90% reached with none"]
+    plt.close(figure)
+
+
+def test_no_head_needed_is_not_a_level_that_is_missed() -> None:
+    from dataclasses import replace
+
+    found = circuits()
+    metric_SN = np.broadcast_to(found.curve.baseline.clean_N, found.curve.metric_SN.shape)
+    free = replace(found, curve=replace(found.curve, metric_SN=metric_SN), curve_with_mlps=None)
+    figure = head_circuits(free)
+    assert "the 0 heads for 90%" in figure.axes[0].get_title(loc="left")
+    assert figure.axes[1].get_legend().get_texts()[0].get_text() == "heads: 0 of 20"
     plt.close(figure)
 
 

@@ -5,7 +5,7 @@ from gossamer.circuits.attention_edges import AttentionEdges
 from gossamer.circuits.compare import Comparison, compare
 from gossamer.circuits.component_graph import ComponentGraph
 from gossamer.circuits.edges import EdgeCircuits, EdgeScores, edge_circuits, edge_scores, random_edge_circuits
-from gossamer.circuits.effect import LEVELS, Baseline, Curve, Estimate, RandomCircuits, size_ratio
+from gossamer.circuits.effect import LEVELS, Baseline, Curve, Estimate, RandomCircuits, ShutCurve, size_ratio
 from gossamer.circuits.patching import Effects, PositionEffects, effects, position_effects
 from gossamer.circuits.smallest import HeadCircuits, smallest_circuit
 
@@ -23,6 +23,7 @@ __all__ = [
     "HeadCircuits",
     "PositionEffects",
     "RandomCircuits",
+    "ShutCurve",
     "compare",
     "edge_circuits",
     "edge_curve",

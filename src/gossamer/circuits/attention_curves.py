@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.attention import ForceShut, tape
 from gossamer.circuits.attention_edges import STEPS, AttentionEdges, Scoring
-from gossamer.circuits.effect import LEVELS, Curve, Floats
+from gossamer.circuits.effect import LEVELS, Floats, Ints, ShutCurve
 from gossamer.circuits.runs import Batch, Group, PairedRuns, Progress
 from gossamer.circuits.search import SEARCH, searched
 from gossamer.errors import GossamerError
@@ -42,16 +42,20 @@ def edge_curve(
     batch: Batch = "auto",
     progress: Progress | None = None,
     runs: PairedRuns | None = None,
-) -> Curve:
+) -> ShutCurve:
     """The metric with each prompt's n best edges kept and all others forced shut (or, to `cut`, the other way round).
 
     Without `sizes`, a grid that is refined around each of `levels`. `progress` is told (sizes run, sizes planned).
     """
     runs = runs or PairedRuns(model, task, whole=True, batch=batch)
     assert runs.whole, "edges need the runs of whole prompts"
-    if len(edges.baseline.clean_N) != len(task):
-        raise GossamerError("These edges were scored on other prompts; score them on the task they are used for.")
-    ranks_G = [_rank_tensor(runs, group, edges, by_magnitude=by_magnitude) for group in runs.groups]
+    if edges.provenance["task"].get("fingerprint") != task.fingerprint:
+        raise GossamerError(
+            f"These edges were scored on other prompts than those of {task.name}; score them on the task they are used"
+            " for."
+        )
+    rank_E = edges.ranks(by_magnitude=by_magnitude)
+    ranks_G = [_rank_tensor(runs, group, edges, rank_E) for group in runs.groups]
     total = int(edges.per_prompt_N.max())
 
     def run(wanted: Sequence[int]) -> Floats:
@@ -65,7 +69,7 @@ def edge_curve(
         metric_SN = run(sizes_S.tolist())
     else:
         sizes_S, metric_SN = searched(run, total, runs.baseline, levels if mode == "keep" else (), progress)
-    return Curve(
+    return ShutCurve(
         unit=UNIT,
         total=total,
         sizes_S=sizes_S,
@@ -89,7 +93,7 @@ def _rule(scoring: Scoring, mode: Mode, *, by_magnitude: bool, chosen: bool) -> 
     }
 
 
-def _rank_tensor(runs: PairedRuns, group: Group, edges: AttentionEdges, *, by_magnitude: bool) -> Tensor:
+def _rank_tensor(runs: PairedRuns, group: Group, edges: AttentionEdges, rank_E: Ints) -> Tensor:
     """Each pair's rank [L, N, H, Q, K] within its prompt; out of reach for pairs that are no edges."""
     n_tokens = group.tokens.clean_BT.shape[1]
     shape = (runs.parts.n_layers, len(group.tokens), runs.parts.n_heads, n_tokens, n_tokens)
@@ -98,15 +102,15 @@ def _rank_tensor(runs: PairedRuns, group: Group, edges: AttentionEdges, *, by_ma
     mine = np.isin(edges.prompt_E, list(place))
     row_E = np.array([place[int(prompt)] for prompt in edges.prompt_E[mine]], dtype=np.int64)
     at = (edges.layer_E[mine], row_E, edges.head_E[mine], edges.query_E[mine], edges.key_E[mine])
-    rank_E = edges.ranks(by_magnitude=by_magnitude)[mine].astype(np.int32)
-    ranks[tuple(torch.from_numpy(index) for index in at)] = torch.from_numpy(rank_E)
+    ranks[tuple(torch.from_numpy(index) for index in at)] = torch.from_numpy(rank_E[mine].astype(np.int32))
     return ranks.to(runs.model.device)
 
 
 @torch.no_grad()
 def _with_edges(runs: PairedRuns, group: Group, ranks: Tensor, sizes: Sequence[int], mode: Mode) -> Floats:
     """The metric [S, N] of a group with the edges below each size kept (or cut)."""
-    step = max(1, runs.rows_per_forward(group.tokens.clean_BT.shape[1], group.start) // len(group.tokens))
+    rows = runs.rows_per_forward(group.tokens.clean_BT.shape[1], group.start, masked=True)
+    step = max(1, rows // len(group.tokens))
     found = []
     for first in range(0, len(sizes), step):
         size_R = torch.tensor(sizes[first : first + step], dtype=torch.int32, device=ranks.device)

@@ -21,16 +21,17 @@ from gossamer.circuits.attention_edges import attention_edges
 from gossamer.circuits.comparison import Comparison, ModelCircuits, Row, TaskComparison
 from gossamer.circuits.edges import edge_circuits, edge_scores, random_edge_circuits
 from gossamer.circuits.effect import LEVELS
+from gossamer.circuits.pair import require_pair
 from gossamer.circuits.runs import Batch, PairedRuns
 from gossamer.circuits.scenarios import Ablation, check_ablation
 from gossamer.circuits.search import Progress
-from gossamer.circuits.smallest import smallest_circuit
+from gossamer.circuits.smallest import RANDOM_DRAWS, smallest_circuit
 from gossamer.errors import GossamerError
 from gossamer.models import LoadedModel
-from gossamer.models.loaded import require_same_tokenizer
 from gossamer.tasks import NAMES, Task, accuracy, get, require_known
 
 Tell = Callable[[str], None]
+CHEAPER = 4  # times: how much less a random circuit of heads costs than one of edges, and how many more are drawn
 
 __all__ = ["Comparison", "ModelCircuits", "Row", "TaskComparison", "compare", "require_able"]
 
@@ -58,6 +59,7 @@ class _Search:
     steps: int
     level: float
     ablation: Ablation
+    mlps: bool
     random_draws: int
     seed: int
     batch: Batch
@@ -81,7 +83,8 @@ class _Search:
 
         how: dict[str, Any] = {"batch": self.batch, "progress": self.progress}
         doing("heads")
-        heads = smallest_circuit(model, task, level=self.level, ablation=self.ablation, seed=self.seed, **how)
+        drawn: dict[str, Any] = {"random_draws": self.random_draws, "seed": self.seed, "with_mlps": self.mlps}
+        heads = smallest_circuit(model, task, level=self.level, ablation=self.ablation, **drawn, **how)
         doing("scores of edges")
         scores = edge_scores(model, task, steps=self.steps, **how)
         levels = sorted({*LEVELS, self.level})
@@ -94,8 +97,9 @@ class _Search:
         scored = attention_edges(model, task, runs=runs)
         single = edge_curve(model, task, scored, levels=levels, runs=runs, progress=self.progress)
         size = edges.curve.smallest(self.level)
-        draws: dict[str, Any] = {"draws": self.random_draws, "seed": self.seed, "batch": self.batch}
-        random = random_edge_circuits(model, task, size, **draws) if size and self.random_draws else None
+        draws = -(-self.random_draws // CHEAPER)
+        chance: dict[str, Any] = {"draws": draws, "seed": self.seed, "batch": self.batch}
+        random = random_edge_circuits(model, task, size, **chance) if size and draws else None
         return ModelCircuits(model.name, share, heads, scores, edges, at_heads, single, random)
 
 
@@ -108,28 +112,33 @@ def compare(
     steps: int = 5,
     level: float = 0.9,
     ablation: Ablation = "corrupt",
-    random_draws: int = 5,
+    mlps: bool = True,
+    random_draws: int = RANDOM_DRAWS,
     seed: int = 0,
     force: bool = False,
     batch: Batch = "auto",
     tell: Tell | None = None,
     progress: Progress | None = None,
+    so_far: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
     """Circuits of heads and of edges of two models on the same `n` prompts of each task.
 
     A task that the dense model cannot do is an error; among several it is left out, with the reason in `skipped`. A
     name that no task has is an error at once.
     `ablation` says what stands in for heads (and MLPs) outside a circuit; edges always carry corrupt activations.
-    `tell` hears what is being done, `progress` how much of it (done, of how much).
+    `mlps` adds the curve with MLPs as components; `random_draws` are of heads, of edges a quarter as many.
+    `tell` hears what is being done, `progress` how much of it (done, of how much), and `so_far` gets the comparison on
+    the tasks that are done, after each.
     """
-    require_same_tokenizer(dense, sparse)
+    require_pair(dense, sparse)
     check_ablation(ablation)
-    search = _Search(steps, level, ablation, random_draws, seed, batch, tell or (lambda message: None), progress)
+    tell = tell or (lambda message: None)
+    search = _Search(steps, level, ablation, mlps, random_draws, seed, batch, tell, progress)
     wanted = [tasks] if isinstance(tasks, str | Task) else list(tasks)
-    for item in wanted:
-        if isinstance(item, str):
-            require_known(item)
-    found, skipped = [], []
+    _require_names(wanted)
+    provenance = {"dense": dense.provenance(), "sparse": sparse.provenance(), "seed": seed}
+    found: list[TaskComparison] = []
+    skipped: list[str] = []
     for item in wanted:
         try:
             task = get(item, dense.tokenizer, n, seed=seed) if isinstance(item, str) else item
@@ -140,7 +149,20 @@ def compare(
             skipped.append(str(reason))
             continue
         found.append(search.both(dense, sparse, task, share))
+        if so_far is not None:
+            so_far(Comparison(tuple(found), tuple(skipped), provenance))
     if not found:
         raise GossamerError("No task is left to compare on: " + " ".join(skipped))
-    provenance = {"dense": dense.provenance(), "sparse": sparse.provenance(), "seed": seed}
     return Comparison(tuple(found), tuple(skipped), provenance)
+
+
+def _require_names(wanted: Sequence[str | Task]) -> None:
+    """Names that tasks have, each once: results are kept under them."""
+    seen: set[str] = set()
+    for item in wanted:
+        if isinstance(item, str):
+            require_known(item)
+        name = item if isinstance(item, str) else item.name
+        if name in seen:
+            raise GossamerError(f"Two of the tasks are named {name}; give each task once, under a name of its own.")
+        seen.add(name)

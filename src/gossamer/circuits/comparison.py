@@ -1,9 +1,9 @@
 """What a comparison of two models' circuits holds: the curves of both on every task, and the table made from them.
 
-Ratios are dense over sparse: above 1 the sparse model needs fewer. "Over all" is the median of the tasks' ratios. A row
-is weak where the difference of the clean and the corrupt metric, the denominator of its ratios, is near zero. A size
-is missing where the level is never reached, and where it is reached with nothing kept: single attention edges are
-shut, not replaced, so that "nothing" is no corrupt run and may lie anywhere between the two.
+Ratios are dense over sparse: above 1 the sparse model needs fewer. "Over all" is the median over the tasks that have a
+ratio; the others are named. A row is weak where the difference of the clean and the corrupt metric, the denominator of
+its ratios, is near zero. A size is missing where the level is never reached; of single attention edges, which are shut
+and not replaced, also where none kept reaches it (see `effect.ShutCurve`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gossamer.circuits.edges import EdgeCircuits, EdgeScores
-from gossamer.circuits.effect import LEVELS, Curve, Estimate, Floats, RandomCircuits, estimate, finite, size_ratio
+from gossamer.circuits.effect import (
+    LEVELS,
+    Curve,
+    Estimate,
+    Floats,
+    RandomCircuits,
+    ShutCurve,
+    estimate,
+    finite,
+    size_ratio,
+)
 from gossamer.circuits.smallest import HeadCircuits, overlap
 from gossamer.circuits.store import Stored
 from gossamer.errors import GossamerError, nearest
@@ -38,7 +48,7 @@ class ModelCircuits:
     edge_scores: EdgeScores
     edges: EdgeCircuits
     edges_at_heads: EdgeCircuits
-    attention_edges: Curve
+    attention_edges: ShutCurve
     random_edges: RandomCircuits | None
 
     @property
@@ -49,6 +59,12 @@ class ModelCircuits:
             curves["heads and MLPs"] = self.heads.curve_with_mlps
         curves |= {"edges": self.edges.curve, "edges at heads": self.edges_at_heads.curve}
         return curves | {self.attention_edges.unit: self.attention_edges}
+
+    def summary(self) -> str:
+        """What is known beside the curves, in one line."""
+        random = "" if self.random_edges is None else f"; {self.random_edges.describe('edges')}"
+        areas = f"areas of edges: {self.edges.curve.describe_areas()}"
+        return f"{self.heads.summary()}{random}; {areas}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +84,7 @@ class TaskComparison:
         """Whether a model's metric differs too little between clean and corrupt prompts to divide by."""
         return any(model.heads.curve.baseline.is_weak for model in (self.dense, self.sparse))
 
-    def overlap(self, level: float) -> float:
+    def overlap(self, level: float) -> float | None:
         """How many heads the circuits of both models share, over all heads in either."""
         return overlap(self.dense.heads, self.sparse.heads, level)
 
@@ -84,6 +100,16 @@ class TaskComparison:
         )
         return f"{self.task} ({self.prompts} prompts, {self.metric}): {ends}"
 
+    def summaries(self) -> list[str]:
+        """What is known of each model beside its curves, and of both."""
+        roles = {"dense": self.dense, "sparse": self.sparse}
+        lines = [f"{self.task}, {role}: {model.summary()}" for role, model in roles.items()]
+        level = self.dense.heads.level
+        shared = self.overlap(level)
+        if shared is not None:
+            lines.append(f"{self.task}: overlap of both models' heads for {level:.0%}: {shared:.2f}")
+        return lines
+
     def notes(self) -> list[str]:
         """What is printed with every figure of this task."""
         return [self.beside(), *DEFINITIONS, *rules_in_words(self.rules)]
@@ -96,8 +122,11 @@ def _described(model: ModelCircuits) -> str:
     restarted, gates = model.heads.effects.gate_flips
     if not gates:
         return text
-    patched = int(model.edges.check["gates flipped with all edges"])
-    return f"{text}, gates flipped by rounding: {restarted} of {gates:,} in restarted runs, {patched} in edge patching"
+    patched, compared = model.edges.gate_flips
+    return (
+        f"{text}, gates flipped by rounding: {restarted} of {gates:,} in restarted runs, {patched} of {compared:,} in"
+        " edge patching"
+    )
 
 
 def rules_in_words(rules: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -115,7 +144,11 @@ def rules_in_words(rules: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: how many of `unit` reach `level`; None where a model does not get there, or needs none."""
+    """One line of the table: how many of `unit` reach `level`; None where a model does not get there.
+
+    `with_none` names the models ("dense", "sparse") that get there with nothing kept where that is no size, `missing`
+    the tasks without a ratio, which "over all" leaves out.
+    """
 
     task: str
     unit: str
@@ -124,6 +157,8 @@ class Row:
     sparse: Estimate | None
     ratio: Estimate | None
     is_weak: bool
+    with_none: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,33 +201,38 @@ class Comparison(Stored):
     def _rows(self, levels: Sequence[float]) -> Iterator[Row]:
         for level in levels:
             for unit in self.tasks[0].dense.curves if self.tasks else ():
-                for found in self.tasks:
-                    dense, sparse = found.dense.curves[unit], found.sparse.curves[unit]
-                    ends = [_size(curve, level) for curve in (dense, sparse)]
-                    ratio = None if None in ends else size_ratio(dense, sparse, level)
-                    yield Row(found.task, unit, level, ends[0], ends[1], ratio, found.is_weak)
+                yield from (_row(found, unit, level) for found in self.tasks)
                 if len(self.tasks) > 1:
                     yield self._over_all(unit, level)
 
     def _over_all(self, unit: str, level: float) -> Row:
-        pairs = [(found.dense.curves[unit], found.sparse.curves[unit]) for found in self.tasks]
-        if any(_size(curve, level) is None for pair in pairs for curve in pair):
-            return Row(OVERALL, unit, level, None, None, None, any(found.is_weak for found in self.tasks))
-        dense = _median([curve.smallest(level) for curve, _ in pairs], [c.smallest_samples(level) for c, _ in pairs])
-        sparse = _median([curve.smallest(level) for _, curve in pairs], [c.smallest_samples(level) for _, c in pairs])
-        ratios = [size_ratio(*pair, level) for pair in pairs]
-        samples = [
-            larger.smallest_samples(level) / _positive(smaller.smallest_samples(level)) for larger, smaller in pairs
-        ]
-        ratio = _median([None if ratio is None else ratio.value for ratio in ratios], samples)
-        return Row(OVERALL, unit, level, dense, sparse, ratio, any(found.is_weak for found in self.tasks))
+        rows = [_row(found, unit, level) for found in self.tasks]
+        known = [(found, row) for found, row in zip(self.tasks, rows, strict=True) if row.ratio is not None]
+        missing = tuple(row.task for row in rows if row.ratio is None)
+        is_weak = any(found.is_weak for found, _ in known)
+        if not known:
+            return Row(OVERALL, unit, level, None, None, None, is_weak, missing=missing)
+        dense_TR = [found.dense.curves[unit].smallest_samples(level) for found, _ in known]
+        sparse_TR = [found.sparse.curves[unit].smallest_samples(level) for found, _ in known]
+        ratio_TR = [dense_R / _positive(sparse_R) for dense_R, sparse_R in zip(dense_TR, sparse_TR, strict=True)]
+        return Row(
+            OVERALL,
+            unit,
+            level,
+            _median([row.dense for _, row in known], dense_TR),
+            _median([row.sparse for _, row in known], sparse_TR),
+            _median([row.ratio for _, row in known], ratio_TR),
+            is_weak,
+            missing=missing,
+        )
 
     def notes(self) -> list[str]:
         """What is printed with the table; rules are said once for all tasks that share them."""
         by_rules: dict[str, list[str]] = {}
         for found in self.tasks:
             by_rules.setdefault("\n".join(rules_in_words(found.rules)), []).append(found.task)
-        lines = [*(found.beside() for found in self.tasks), *DEFINITIONS]
+        lines = [line for found in self.tasks for line in (found.beside(), *found.summaries())]
+        lines += DEFINITIONS
         for rules, names in by_rules.items():
             lines += [f"rules of {', '.join(names)}:"] if len(by_rules) > 1 else []
             lines += rules.split("\n")
@@ -209,27 +249,35 @@ class Comparison(Stored):
         }
 
 
-def _size(curve: Curve, level: float) -> Estimate | None:
-    """The size that reaches a level; None where it is not reached, or, on some prompts at least, with nothing kept."""
-    reached_with_none = curve.sizes_S[0] == 0 and curve.interval_S()[1][0] >= level
-    return None if reached_with_none else curve.smallest_estimate(level)
+def _row(found: TaskComparison, unit: str, level: float) -> Row:
+    curves = {"dense": found.dense.curves[unit], "sparse": found.sparse.curves[unit]}
+    return Row(
+        found.task,
+        unit,
+        level,
+        curves["dense"].smallest_estimate(level),
+        curves["sparse"].smallest_estimate(level),
+        size_ratio(curves["dense"], curves["sparse"], level),
+        found.is_weak,
+        with_none=tuple(role for role, curve in curves.items() if curve.reached_with_none(level)),
+    )
 
 
 def _positive(samples_R: Floats) -> Floats:
     return np.where(samples_R > 0, samples_R, np.nan)
 
 
-def _median(values: Sequence[float | None], samples: Sequence[Floats]) -> Estimate | None:
-    """The median over tasks with its interval over prompts; None if a task has no value."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return estimate(float(np.median(known)), np.median(np.stack(samples), axis=0))
+def _median(sizes_T: Sequence[Estimate | None], samples_TR: Sequence[Floats]) -> Estimate:
+    """The median over tasks with its interval over prompts."""
+    values_T = [size.value for size in sizes_T if size is not None]
+    assert len(values_T) == len(samples_TR), "every task has a size"
+    return estimate(float(np.median(values_T)), np.median(np.stack(samples_TR), axis=0))
 
 
 def _plain_row(row: Row) -> dict[str, Any]:
     ends = {name: _plain_estimate(getattr(row, name)) for name in ("dense", "sparse", "ratio")}
-    return {"task": row.task, "unit": row.unit, "level": row.level, "near zero denominator": row.is_weak} | ends
+    about = {"task": row.task, "unit": row.unit, "level": row.level, "near zero denominator": row.is_weak}
+    return about | {"reached with none": list(row.with_none), "tasks left out": list(row.missing)} | ends
 
 
 def _plain_estimate(found: Estimate | None) -> dict[str, float | None] | None:
@@ -255,7 +303,7 @@ def _plain_model(model: ModelCircuits, levels: Sequence[float]) -> dict[str, Any
     about = {"model": model.name, "accuracy": model.accuracy, **model.heads.to_dict(levels)}
     about["explained with no attention edge"] = finite(float(model.attention_edges.explained_S[0]))
     return about | {
-        "areas": {unit: curve.areas() for unit, curve in model.curves.items()},
+        "areas": {unit: curve.areas() for unit, curve in model.curves.items() if not isinstance(curve, ShutCurve)},
         "edges": {f"{level:g}": model.edges.edges(level)[:LISTED_EDGES] for level in levels},
         "edges on paths": {f"{level:g}": model.edges.on_paths(level) for level in levels},
         "of these touching attention": {f"{level:g}": model.edges.attention_edges(level) for level in levels},

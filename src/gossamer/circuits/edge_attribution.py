@@ -32,6 +32,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from gossamer.attention.edge_gradients import midpoints
 from gossamer.circuits.component_graph import ComponentGraph
 from gossamer.circuits.edge_metrics import Metric
 from gossamer.circuits.projections import InputSlices
@@ -210,14 +211,14 @@ class Attribution:
         if self.method == "activations":
             for sources in _layers_of_sources(self.parts.graph):
                 ends = corrupt_SBTD[sources].sum(0), clean_SBTD[sources].sum(0)
-                for share in _midpoints(self.steps):
+                for share in midpoints(self.steps):
                     run = self._later_run(sources, torch.lerp(*ends, share))
                     yield _Pass(run, batch.clean_BT, 1 / self.steps, sources)
         elif self.method == "clean-corrupt":
             for ids_BT in (batch.clean_BT, batch.corrupt_BT):
                 yield _Pass(GradientRun(self.parts, start=lambda resid_BTD: resid_BTD), ids_BT, 0.5)
         else:
-            shares = _midpoints(self.steps) if self.method == "inputs" else [1.0]
+            shares = midpoints(self.steps) if self.method == "inputs" else [1.0]
             for share in shares:
                 place_BTD = torch.lerp(corrupt_SBTD[0], clean_SBTD[0], share)
                 run = GradientRun(self.parts, start=partial(_always, place_BTD))
@@ -263,7 +264,3 @@ def _layers_of_sources(graph: ComponentGraph) -> list[slice]:
 
 def _always(value: Tensor, _: Tensor) -> Tensor:
     return value
-
-
-def _midpoints(steps: int) -> list[float]:
-    return [(step + 0.5) / steps for step in range(steps)]

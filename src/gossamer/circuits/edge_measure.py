@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -71,22 +71,34 @@ class EdgeMeasure:
             return [self.parts.logits(rows.clean_BT) for rows in self.task.batches(self.batch)]
 
     def check(self) -> dict[str, float]:
-        """How far rounding takes the patched run from the runs it must equal, on the first batch."""
-        rows = next(self.task.batches(self.batch))
-        corrupt, corrupt_BV = recorded(self.parts, rows.corrupt_BT)
-        hf, everything_SR = self.parts.model.hf, torch.from_numpy(self.parts.graph.is_edge_SR)
-        opened, logits = [], []
-        for patched in (False, True):
-            with torch.no_grad(), tape(hf, record=["open"]) as heard:
-                run = patched_logits(self.parts, rows.clean_BT, corrupt, everything_SR) if patched else None
-                logits.append(self.parts.logits(rows.clean_BT) if run is None else run)
-            opened.append([heard["open", layer] for layer in heard.layers("open")])
-        nothing_BV = patched_logits(self.parts, rows.clean_BT, corrupt, torch.zeros_like(everything_SR))
+        """How far rounding takes patched runs from the runs they must equal: the clean one, and the corrupt one."""
+        everything_SR = torch.from_numpy(self.parts.graph.is_edge_SR)
+        error, flips = {"all edges": 0.0, "no edge": 0.0}, {"all edges": 0, "no edge": 0}
+        compared = 0
+        for rows in self.task.batches(self.batch):
+            corrupt, _ = recorded(self.parts, rows.corrupt_BT)
+            for kept, ids_BT in (("all edges", rows.clean_BT), ("no edge", rows.corrupt_BT)):
+                kept_SR = everything_SR if kept == "all edges" else torch.zeros_like(everything_SR)
+                plain_BV, plain = self._with_gates(partial(self.parts.logits, ids_BT))
+                run = partial(patched_logits, self.parts, rows.clean_BT, corrupt, kept_SR)
+                patched_BV, patched = self._with_gates(run)
+                error[kept] = max(error[kept], float((patched_BV - plain_BV).abs().max()))
+                flips[kept] += sum(int((a != b).sum()) for a, b in zip(plain, patched, strict=True))
+                compared += sum(open_BHQK.numel() for open_BHQK in plain)
         return {
-            "largest logit error with all edges": float((logits[0] - logits[1]).abs().max()),
-            "largest logit error with no edge": float((nothing_BV - corrupt_BV).abs().max()),
-            "gates flipped with all edges": float(sum(int((a != b).sum()) for a, b in zip(*opened, strict=True))),
+            **{f"largest logit error with {kept}": largest for kept, largest in error.items()},
+            **{f"gates flipped with {kept}": float(count) for kept, count in flips.items()},
+            "gates compared": float(compared),
         }
+
+    @torch.no_grad()
+    def _with_gates(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A run's logits, and which edges each layer had open; none of a dense model, which has no gates."""
+        if not self.parts.model.is_sparse:
+            return run(), []
+        with tape(self.parts.model.hf, record=["open"]) as heard:
+            logits_BV = run()
+        return logits_BV, [heard["open", layer] for layer in heard.layers("open")]
 
     def _numbers(self, logits_BV: torch.Tensor, rows: TokenBatch, clean_BV: torch.Tensor) -> Floats:
         return self.metric(logits_BV, rows, clean_BV).double().cpu().numpy()

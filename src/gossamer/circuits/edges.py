@@ -23,7 +23,7 @@ from gossamer.circuits.edge_measure import EdgeMeasure, batch_size
 from gossamer.circuits.edge_metrics import metric_label, metric_of
 from gossamer.circuits.effect import LEVELS, Baseline, Bools, Curve, Floats, Ints, RandomCircuits
 from gossamer.circuits.patching import provenance
-from gossamer.circuits.ranking import ranked
+from gossamer.circuits.ranking import random_masks, ranked
 from gossamer.circuits.runs import Batch
 from gossamer.circuits.search import SEARCH, Progress, searched
 from gossamer.circuits.store import Stored
@@ -95,6 +95,12 @@ class EdgeCircuits(Stored):
         """The edges, by name, of the smallest circuit for a level (empty where no circuit gets there)."""
         size = self.curve.smallest(level)
         return [self.graph.edge_name(int(edge)) for edge in self.order_E[: size or 0]]
+
+    @property
+    def gate_flips(self) -> tuple[int, int]:
+        """How many gates rounding flipped in patched runs that should equal the clean or corrupt one, of how many."""
+        flips = sum(count for name, count in self.check.items() if name.startswith("gates flipped"))
+        return int(flips), int(self.check.get("gates compared", 0))
 
     def on_paths(self, level: float) -> int | None:
         """How many of these lie on a path from the embedding to the logits."""
@@ -180,7 +186,8 @@ def edge_circuits(
     sizes_S, metric_SN = searched(
         lambda sizes: measure.circuits([kept(size) for size in sizes]), total, baseline, levels, progress
     )
-    curve = Curve("edges", total, sizes_S, metric_SN, baseline, _rule(scores, among))
+    unit = "edges" if among == "all" else "edges at heads"
+    curve = Curve(unit, total, sizes_S, metric_SN, baseline, _rule(scores, among))
     on_paths_S, attention_S = _counts(graph, [kept(int(size)) for size in sizes_S], among)
     found = provenance(model, task)
     return EdgeCircuits(graph, among, order_E, curve, on_paths_S, attention_S, measure.check(), found)
@@ -229,5 +236,5 @@ def random_edge_circuits(
     parts = Parts.of(model)
     graph, generator = parts.graph, np.random.default_rng([seed, size])
     measure = EdgeMeasure(parts, task, metric_of(task, metric), batch_size(parts, task, batch))
-    masks = [graph.mask(generator.permutation(graph.n_edges)[:size]) for _ in range(draws)]
+    masks = [graph.mask(np.flatnonzero(kept_E)) for kept_E in random_masks(graph.n_edges, size, draws, generator)]
     return RandomCircuits(size, measure.circuits(masks), measure.baseline)

@@ -5,8 +5,8 @@
     explained  (mean m(circuit) - mean m(corrupt)) / (mean m(clean) - mean m(corrupt)): a ratio of means over pairs
     curve      explained against the size of the circuit, from nothing kept to everything kept
     smallest   for a level such as 0.9: the smallest size from which the curve STAYS at or above it
-    areas      over the share of components kept, from 0 to 1 (as the MIB benchmark defines them):
-               CPR = area under the curve, CMD = area between the curve and 1
+    areas      over the share of components kept, from 0 to 1, as the MIB benchmark defines them: of the curve whose
+               floor is the metric of the EMPTY circuit; CPR = area under it, CMD = area between it and 1
 
 Intervals are 95 % bootstraps over prompts. The resamples depend on the number of prompts only, so two models measured
 on the same prompts are resampled alike and their ratios are paired.
@@ -174,8 +174,12 @@ class Curve(Stored):
         return low_S, high_S
 
     def smallest(self, level: float) -> int | None:
-        """The smallest size from which the curve stays at or above `level`."""
+        """The smallest size from which the curve stays at or above `level`; 0 where the empty circuit does."""
         return smallest_from(self.explained_S, self.sizes_S, level)
+
+    def reached_with_none(self, level: float) -> bool:
+        """Whether a level is reached without a size; never where 0 is one, as components left out are replaced."""
+        return False
 
     def smallest_samples(self, level: float) -> Floats:
         """`smallest` in every resample [R]; NaN where the curve never gets there."""
@@ -193,22 +197,47 @@ class Curve(Stored):
         return self.sizes_S / max(self.total, 1)
 
     @property
+    def faithfulness_S(self) -> Floats:
+        """MIB's faithfulness: as explained, but the floor is the empty circuit (with free MLPs no corrupt run)."""
+        empty = Baseline(self.baseline.clean_N, self.metric_SN[0])
+        return empty.explained(self.metric_SN)
+
+    @property
     def cpr(self) -> float:
-        """Area under the curve over the share kept (MIB's circuit performance ratio)."""
-        return float(np.trapezoid(self.explained_S, self.shares_S))
+        """Area under the faithfulness over the share kept (MIB's circuit performance ratio)."""
+        return float(np.trapezoid(self.faithfulness_S, self.shares_S))
 
     @property
     def cmd(self) -> float:
-        """Area between the curve and 1 over the share kept (MIB's circuit-model distance)."""
-        return float(np.trapezoid(np.abs(1 - self.explained_S), self.shares_S))
+        """Area between the faithfulness and 1 over the share kept (MIB's circuit-model distance)."""
+        return float(np.trapezoid(np.abs(1 - self.faithfulness_S), self.shares_S))
+
+    def describe_areas(self) -> str:
+        """Both areas in words."""
+        return f"CPR {self.cpr:.2f}, CMD {self.cmd:.2f}"
 
     def areas(self) -> dict[str, float | None]:
         """Both areas as plain data."""
         return {"CPR": finite(self.cpr), "CMD": finite(self.cmd)}
 
-    def at(self, size: int) -> float:
-        """The explained effect of the circuit of exactly this size."""
-        return float(self.explained_S[int(np.flatnonzero(self.sizes_S == size)[0])])
+
+@dataclass(frozen=True, eq=False)
+class ShutCurve(Curve):
+    """A curve whose components are shut when left out, with nothing in their place.
+
+    So none kept is no corrupt run, and may explain anything. A level that it reaches says nothing about components and
+    has no size.
+    """
+
+    FORMAT: ClassVar[str] = "gossamer circuit curve of shut components"
+
+    def smallest(self, level: float) -> int | None:
+        """The smallest size from which the curve stays at a level that it does not reach with nothing kept."""
+        return None if self.reached_with_none(level) else super().smallest(level)
+
+    def reached_with_none(self, level: float) -> bool:
+        """Whether nothing has to be kept."""
+        return bool(self.explained_S[0] >= level)
 
 
 def size_ratio(larger: Curve, smaller: Curve, level: float) -> Estimate | None:
@@ -241,6 +270,14 @@ class RandomCircuits(Stored):
     def to_dict(self) -> dict[str, Any]:
         """Size and explained effects as plain data."""
         return {"size": self.size, "explained": [finite(share) for share in self.explained_D]}
+
+    def describe(self, unit: str) -> str:
+        """What they explain, in words."""
+        explained_D = self.explained_D
+        return (
+            f"{len(explained_D)} random circuits of {self.size:,} {unit} explain {explained_D.mean():.2f}"
+            f" ({explained_D.min():.2f} to {explained_D.max():.2f})"
+        )
 
     def share_at_least(self, explained: float) -> float:
         """The share of random circuits that explain at least as much."""

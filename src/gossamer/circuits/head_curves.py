@@ -34,7 +34,7 @@ def keep_curve(
     assert len(order) == len(set(order)) == expected, "a ranking names every component once"
     kept_SC = np.zeros((len(sizes), runs.parts.n_layers * (runs.parts.n_heads + 1)), dtype=bool)
     kept_SC[:, _flat(runs, order)] = top_masks(np.arange(len(order)), sizes)
-    metric_SN = measure(runs, _replacing_the_rest(runs, kept_SC, ablation, mlps), base="clean")
+    metric_SN = masked_metric(runs, kept_SC, ablation=ablation, mlps=mlps)
     return Curve(
         unit="heads" if mlps == "free" else "heads and MLPs",
         total=len(order),
@@ -69,7 +69,7 @@ def _replacing_the_rest(runs: PairedRuns, kept_SC: Bools, ablation: Ablation, ml
     return Scenarios(np.ascontiguousarray(replaced_SLC[..., :-1]), np.ascontiguousarray(mlps_SL), ablation)
 
 
-def explained_by(runs: PairedRuns, kept_SC: Bools, *, ablation: Ablation = "corrupt", mlps: Mlps = "free") -> Floats:
+def masked_metric(runs: PairedRuns, kept_SC: Bools, *, ablation: Ablation = "corrupt", mlps: Mlps = "free") -> Floats:
     """The metric [S, N] of circuits given as masks over layers times (heads and the MLP)."""
     return measure(runs, _replacing_the_rest(runs, kept_SC, ablation, mlps), base="clean")
 
@@ -81,7 +81,7 @@ def circuit_metric(
     kept_SC = np.zeros((len(circuits), runs.parts.n_layers * (runs.parts.n_heads + 1)), dtype=bool)
     for mask_C, components in zip(kept_SC, circuits, strict=True):
         mask_C[_flat(runs, components)] = True
-    return explained_by(runs, kept_SC, ablation=ablation, mlps=mlps)
+    return masked_metric(runs, kept_SC, ablation=ablation, mlps=mlps)
 
 
 def random_circuits(
@@ -89,9 +89,10 @@ def random_circuits(
 ) -> RandomCircuits:
     """Random sets of `size` heads kept, MLPs free: what the ranking is worth beside chance."""
     n_layers, n_heads = runs.parts.n_layers, runs.parts.n_heads
-    kept_DLH = random_masks(n_layers * n_heads, size, draws, seed=seed).reshape(draws, n_layers, n_heads)
+    generator = np.random.default_rng([seed, n_layers * n_heads, size])
+    kept_DLH = random_masks(n_layers * n_heads, size, draws, generator).reshape(draws, n_layers, n_heads)
     kept_DLC = np.concatenate([kept_DLH, np.zeros((draws, n_layers, 1), dtype=bool)], axis=2)
-    metric_DN = explained_by(runs, kept_DLC.reshape(draws, -1), ablation=ablation)
+    metric_DN = masked_metric(runs, kept_DLC.reshape(draws, -1), ablation=ablation)
     return RandomCircuits(size, metric_DN, runs.baseline)
 
 

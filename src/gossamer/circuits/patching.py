@@ -45,6 +45,15 @@ class Effects(Stored):
         explained = self.baseline.explained(metric_N)
         return explained if self.method == "denoising" else 1.0 - explained
 
+    def _change(self, metric_N: Floats, prompts: Any) -> Floats:
+        """How far these prompts' mean moves from the run that was patched, in differences over all prompts."""
+        patched, corrupt = metric_N[..., prompts].mean(-1), self.baseline.corrupt_N[prompts].mean()
+        clean = self.baseline.clean_N[prompts].mean()
+        moved = patched - corrupt if self.method == "denoising" else clean - patched
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = moved / np.float64(self.baseline.difference)
+        return np.where(np.isfinite(change), change, np.nan)
+
     @property
     def effect_LH(self) -> Floats:
         """The effect of every head."""
@@ -63,13 +72,12 @@ class Effects(Stored):
     def ranking(self, *, mlps: bool = False, by_magnitude: bool = False, prompts: Any = slice(None)) -> list[Component]:
         """Heads (and MLPs) from the largest effect on, those without any last; ties by (layer, head).
 
-        `prompts` ranks on some of the prompts.
+        `prompts` ranks on some of the prompts. Their changes are still measured by the difference over ALL prompts:
+        their own may be small, or of the other sign.
         """
-        baseline = Baseline(self.baseline.clean_N[prompts], self.baseline.corrupt_N[prompts])
-        part = Effects(self.method, self.heads_LHN[..., prompts], self.mlps_LN[..., prompts], baseline, (0, 0), {})
-        effect_LC = part.effect_LH
+        effect_LC = self._change(self.heads_LHN, prompts)
         if mlps:
-            effect_LC = np.concatenate([effect_LC, part.effect_mlp_L[:, None]], axis=1)
+            effect_LC = np.concatenate([effect_LC, self._change(self.mlps_LN, prompts)[:, None]], axis=1)
         order_C = ranked(effect_LC.ravel(), by_magnitude=by_magnitude, negligible=NO_EFFECT)
         width = effect_LC.shape[1]
         return [(int(component) // width, int(component) % width) for component in order_C]
@@ -175,5 +183,11 @@ def provenance(model: LoadedModel, task: Task) -> dict[str, Any]:
     return {
         "model": model.provenance(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "task": {"name": task.name, "prompts": len(task), "seed": task.seed, "metric": task.metric},
+        "task": {
+            "name": task.name,
+            "prompts": len(task),
+            "seed": task.seed,
+            "metric": task.metric,
+            "fingerprint": task.fingerprint,
+        },
     }

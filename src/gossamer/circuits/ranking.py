@@ -29,13 +29,12 @@ def top_masks(order_C: Ints, sizes: Sequence[int]) -> Bools:
     return rank_C[None, :] < np.asarray(sizes, dtype=np.int64)[:, None]
 
 
-def random_masks(n_components: int, size: int, draws: int, *, seed: int) -> Bools:
+def random_masks(n_components: int, size: int, draws: int, generator: np.random.Generator) -> Bools:
     """Random circuits [D, C] of one size."""
-    generator = np.random.default_rng([seed, n_components, size])
     return np.stack([top_masks(generator.permutation(n_components), [size])[0] for _ in range(draws)])
 
 
-def jaccard(first: Sequence[object], second: Sequence[object]) -> float:
-    """Overlap of two sets of components: shared over all; 1 for two empty ones."""
+def jaccard(first: Sequence[object], second: Sequence[object]) -> float | None:
+    """Overlap of two sets of components: shared over all; None for two empty ones, of which nothing can be said."""
     one, other = set(first), set(second)
-    return len(one & other) / len(one | other) if one | other else 1.0
+    return len(one & other) / len(one | other) if one | other else None

@@ -29,16 +29,26 @@ from gossamer.tasks import Task
 
 RANDOM_DRAWS = 20
 SPLITS = 20  # of the prompts into halves
+FEWEST_PROMPTS = 3  # of a template; fewer say nothing about a ranking
 
 
 @dataclass(frozen=True)
 class Stability:
-    """Overlap (shared over all) of the top `size` heads ranked on different parts of the prompts."""
+    """Overlap (shared over all) of the top `size` heads ranked on different parts of the prompts.
+
+    `n_templates` counts the templates with enough prompts; fewer than two have no overlap.
+    """
 
     size: int
     halves: float | None
     templates: float | None
     n_templates: int
+
+    def describe(self) -> str:
+        """Both overlaps in words."""
+        parts = {"halves of the prompts": self.halves, "templates": self.templates}
+        known = [f"{share:.2f} between {name}" for name, share in parts.items() if share is not None]
+        return f"overlap of the top {self.size} heads: {', '.join(known) or 'not known'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +83,21 @@ class HeadCircuits(Stored):
     def levels(self) -> list[float]:
         """The usual levels and the one that circuits were looked for at."""
         return sorted({*LEVELS, self.level})
+
+    def summary(self) -> str:
+        """What is known beside the curves, in one line: pruning, chance, stability, areas, flipped gates."""
+        said = []
+        if np.isfinite(self.pruned_explained):
+            said.append(
+                f"heads for {self.level:.0%}: {len(self.circuit())}, of which pruning leaves {len(self.pruned)}"
+            )
+        if self.random is not None:
+            said.append(self.random.describe("heads"))
+        if self.stability is not None:
+            said.append(self.stability.describe())
+        said += [f"areas of {curve.unit}: {curve.describe_areas()}" for curve in self.curves]
+        flips, gates = self.effects.gate_flips
+        return "; ".join([*said, *([f"{flips:,} of {gates:,} gates flipped in restarted runs"] if gates else [])])
 
     def to_dict(self, levels: Sequence[float] | None = None) -> dict[str, Any]:
         """The circuits at each level, how stable they are and what random ones explain, as plain data."""
@@ -157,19 +182,19 @@ def stability(found: Effects, task: Task, size: int, *, by_magnitude: bool = Fal
         shuffled = generator.permutation(len(task))
         halves.append(jaccard(top(shuffled[::2]), top(shuffled[1::2])))
     templates = np.array([pair.template for pair in task.pairs])
-    names = np.unique(templates)
-    tops = [top(np.flatnonzero(templates == name)) for name in names]
+    rows_of = [np.flatnonzero(templates == name) for name in np.unique(templates)]
+    tops = [top(rows) for rows in rows_of if len(rows) >= FEWEST_PROMPTS]
     across = [jaccard(one, other) for one, other in combinations(tops, 2)]
-    return Stability(
-        size=size,
-        halves=float(np.mean(halves)) if halves else None,
-        templates=float(np.mean(across)) if across else None,
-        n_templates=len(names),
-    )
+    return Stability(size, _mean(halves), _mean(across), n_templates=len(tops))
 
 
-def overlap(dense: HeadCircuits, sparse: HeadCircuits, level: float = 0.9) -> float:
-    """How many heads the circuits of two models share, over all heads in either."""
+def _mean(overlaps: Sequence[float | None]) -> float | None:
+    known = [share for share in overlaps if share is not None]
+    return float(np.mean(known)) if known else None
+
+
+def overlap(dense: HeadCircuits, sparse: HeadCircuits, level: float = 0.9) -> float | None:
+    """How many heads the circuits of two models share, over all heads in either; None if both are empty."""
     return jaccard(dense.circuit(level), sparse.circuit(level))
 
 

@@ -66,9 +66,17 @@ def _read_file(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise GossamerError(
             f"{path} is a safetensors file without a gossamer result in it; give one that gossamer wrote."
         )
-    content = json.loads(header)
-    assert isinstance(content, dict)
-    return content, arrays
+    return _header(header, path), arrays
+
+
+def _header(header: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(header)
+    except ValueError as error:
+        raise GossamerError(f"{path} is damaged: its header is not JSON ({error}); make the result again.") from error
+    if not isinstance(content, dict):
+        raise GossamerError(f"{path} is damaged: its header is not a mapping; make the result again.")
+    return content
 
 
 def _pack(value: Any, where: str, arrays: Arrays) -> Any:
@@ -129,7 +137,11 @@ def _unpack_dataclass(kind: Any, data: Any, arrays: Arrays, where: str) -> Any:
     for name in known:
         if name not in data:
             raise GossamerError(f"{where} lacks the field {name!r}; make it again with this version of gossamer.")
-    return kind(**{name: _unpack(known[name], data[name], arrays, f"{where}.{name}") for name in known})
+    parts = {name: _unpack(known[name], data[name], arrays, f"{where}.{name}") for name in known}
+    try:
+        return kind(**parts)
+    except (AssertionError, ValueError, TypeError, IndexError) as error:  # what a dataclass says of its own parts
+        raise GossamerError(f"{where} does not fit together ({error}); the file is damaged.") from error
 
 
 def _require(fine: bool, wanted: str, data: Any, where: str) -> None:

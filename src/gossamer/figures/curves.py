@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,8 +63,8 @@ def _effects(figure: Figure, axes: Axes, circuits: HeadCircuits, level: float) -
     axes.set_yticks(range(0, n_layers, max(1, n_layers // 12)))
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
-    size = len(circuits.circuit(level))
-    axes.set_title(f"Effect of each; framed: the {size} heads for {level:.0%}" if size else "Effect of each")
+    size = circuits.curve.smallest(level)
+    axes.set_title("Effect of each" + ("" if size is None else f"; framed: the {size} heads for {level:.0%}"))
     figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, extend="both")
 
 
@@ -97,7 +97,7 @@ def _curve(axes: Axes, curve: Curve, colour: str, level: float) -> None:
         axes.plot([size, size], [0, level], color=colour, linewidth=0.9, linestyle=(0, (3, 2)))
 
 
-def edge_curves(curves: dict[str, Curve], *, title: str, notes: Sequence[str] = (), level: float = 0.9) -> Figure:
+def edge_curves(curves: Mapping[str, Curve], *, title: str, notes: Sequence[str] = (), level: float = 0.9) -> Figure:
     """Explained effect against the number of single attention edges kept, one line a model, on a logarithmic axis."""
     colours = {"dense": DENSE, "sparse": SPARSE}
     rule = "; ".join(f"{name}: {words}" for name, words in next(iter(curves.values())).rule.items())
@@ -121,4 +121,6 @@ def edge_curves(curves: dict[str, Curve], *, title: str, notes: Sequence[str] = 
 
 def _reached(curve: Curve, level: float) -> str:
     size = curve.smallest(level)
-    return f"{level:.0%} not reached" if size is None else f"{level:.0%} from {size:,} of {curve.total:,}"
+    if size is not None:
+        return f"{level:.0%} from {size:,} of {curve.total:,}"
+    return f"{level:.0%} reached with none" if curve.reached_with_none(level) else f"{level:.0%} not reached"
