@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gossamer as gs
+from gossamer.circuits.compare import _Search
 from gossamer.circuits.comparison import Comparison
 from gossamer.circuits.smallest import HeadCircuits
 
@@ -82,10 +83,57 @@ def test_misspelt_names_and_idle_options_are_refused_at_once(
         ([*pair, "--task", "cpoy", "--task-file", task_file, "--force"], "Did you mean 'copy'"),
         ([pair[1], "--task", "cpoy", "--task-file", task_file, "--force"], "Did you mean 'copy'"),
         ([pair[1], "--task-file", task_file, "--steps", 7], "--steps is for circuits of edges"),
+        ([pair[1], "--corrupt-column", "corrupted_hard"], "--corrupt-column names a column of --task-file"),
+        ([pair[1], *("--task", "copy", "--out", task_file)], "cannot be a folder for results"),
+        ([pair[1], *("--task", "copy", "--out", task_file / "below")], "cannot be a folder for results"),
+        (["nowhere", *("--task", "copy", "--out", task_file)], "cannot be a folder for results"),  # before it loads
+        ([pair[1], pair[0], "--task-file", task_file], "give the dense model first"),
     ):
         refused = gossamer("circuits", *arguments)
         assert refused.code == 2
         assert complaint in " ".join(refused.err.split())
+
+
+def test_tasks_given_twice(pair: tuple[str, str], task_file: Path, gossamer: Call, tmp_path: Path) -> None:
+    """A name twice means it once; a file of the same name would take its place on disk."""
+    arguments = ["--task", "copy", "--task", "copy", "--n", 2, "--force", "--json"]
+    assert list(json.loads(gossamer("circuits", pair[0], *arguments).out)) == ["copy"]
+    file = tmp_path / "ioi.jsonl"
+    file.write_bytes(task_file.read_bytes())
+    for named in ("ioi", "all"):
+        refused = gossamer("circuits", pair[0], "--task", named, "--task-file", file)
+        assert refused.code == 2
+        assert "would be a second task named ioi; rename the file" in " ".join(refused.err.split())
+
+
+def test_what_was_found_is_on_disk_when_a_later_task_fails(
+    pair: tuple[str, str], task_file: Path, gossamer: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = _Search.both
+
+    def stopped(self: _Search, dense: object, sparse: object, task: gs.tasks.Task, share: float) -> object:
+        if task.name == "mine":
+            raise KeyboardInterrupt
+        return both(self, dense, sparse, task, share)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Search, "both", stopped)
+    arguments = ["--task", "copy", "--task-file", task_file, "--n", 2, "--force"]
+    assert gossamer("circuits", *pair, *arguments, "--out", tmp_path / "out").code != 0
+    found = Comparison.load(tmp_path / "out" / "circuits.safetensors")
+    assert [task.task for task in found.tasks] == ["copy"]
+    assert (tmp_path / "out" / "table.md").is_file()
+
+
+def test_what_is_computed_is_printed(pair: tuple[str, str], task_file: Path, gossamer: Call) -> None:
+    arguments = ["--task-file", task_file, "--n", 4, "--force"]
+    one = " ".join(gossamer("circuits", pair[1], *arguments).out.split())
+    both = " ".join(gossamer("circuits", *pair, *arguments).out.split())
+    for printed in (one, both):
+        assert "areas of heads: CPR" in printed
+        assert "gates flipped in restarted runs" in printed
+    assert "mine, sparse: heads for 90%" in both
+    assert "head grid of these circuits: gossamer compare" in both
+    assert "gossamer figure head-grid patterns --heads L" in one
 
 
 def test_one_model_leaves_out_what_it_cannot_do(

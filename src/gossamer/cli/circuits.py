@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,14 @@ from rich.markup import escape
 
 from gossamer.cli.circuit_report import (
     circuit_table,
+    grid_of_one,
+    grid_of_pair,
     head_lines,
     head_table,
+    require_folder,
     save_comparison,
     save_heads,
+    save_numbers,
 )
 from gossamer.cli.console import err, progress, say, say_json, show_table
 from gossamer.cli.loading import load_all
@@ -51,7 +56,7 @@ def command(
         int | None, typer.Option(min=1, help="Steps of the integrated gradients, for edges; by default 5.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives other prompts.")] = 0,
-    batch: Annotated[str, typer.Option(help="Rows of one forward, or 'auto': as many as fit the memory.")] = "auto",
+    batch: Annotated[str, typer.Option(help="Rows of one forward, or 'auto'; recorded runs come on top.")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Also tasks that the dense model cannot do.")] = False,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Write results, table and pictures here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -59,15 +64,18 @@ def command(
     """Find the smallest circuits of heads and of edges of both models, on the same prompts, by exact patching."""
     if not 0 < level <= 1:
         raise GossamerError(f"The level is a share of the effect between 0 and 1, for example 0.9, not {level:g}.")
-    models = load_all([name for name in (dense, sparse) if name is not None])
     source = _Source(tasks or [], task_file, corrupt, n, seed)
+    source.check()
+    if sparse is None and steps is not None:
+        raise GossamerError("--steps is for circuits of edges, which are compared between two models; leave it out.")
+    if out_folder is not None:
+        require_folder(out_folder)
+    models = load_all([name for name in (dense, sparse) if name is not None])
     how: dict[str, Any] = {"level": level, "ablation": ablation, "seed": seed, "batch": _rows(batch)}
     if sparse is not None:
         _both(models, source, steps or STEPS, force, out_folder, json, how)
-        return
-    if steps is not None:
-        raise GossamerError("--steps is for circuits of edges, which are compared between two models; leave it out.")
-    _one(models[0], source, force, out_folder, json, how)
+    else:
+        _one(models[0], source, force, out_folder, json, how)
 
 
 @dataclass(frozen=True)
@@ -80,15 +88,32 @@ class _Source:
     n: int | None
     seed: int
 
-    def wanted(self, model: LoadedModel) -> list[str | Task]:
-        """Names of tasks, and the task of the file."""
-        from gossamer.tasks import NAMES, require_known, task_from_file
+    def check(self) -> None:
+        """Refuse what can be refused before a model is loaded."""
+        if self.corrupt is not None and self.file is None:
+            raise GossamerError("--corrupt-column names a column of --task-file; give the file, or leave it out.")
+        names = self.named()
+        if self.file is not None and self.file.stem in names:
+            raise GossamerError(
+                f"{self.file} would be a second task named {self.file.stem}; rename the file, or leave the other out."
+            )
 
-        wanted: list[str | Task] = []
+    def named(self) -> list[str]:
+        """The names of tasks, each once."""
+        from gossamer.tasks import NAMES, require_known
+
+        names: list[str] = []
         for name in self.names or ([] if self.file else ["copy"]):
             if name != "all":
                 require_known(name)
-            wanted += NAMES if name == "all" else [name]
+            names += NAMES if name == "all" else [name]
+        return list(dict.fromkeys(names))
+
+    def wanted(self, model: LoadedModel) -> list[str | Task]:
+        """Names of tasks, and the task of the file."""
+        from gossamer.tasks import task_from_file
+
+        wanted: list[str | Task] = [*self.named()]
         if self.file is not None:
             wanted.append(task_from_file(self.file, model.tokenizer, n=self.n, corrupt=self.corrupt))
         return wanted
@@ -131,6 +156,8 @@ def _both(
     from gossamer.circuits.compare import compare
 
     dense, sparse = models
+    if out_folder is not None:  # after every task, so that nothing that was found can be lost
+        how = how | {"so_far": partial(save_numbers, folder=out_folder)}
     with _bar() as told:
         found = compare(
             dense, sparse, source.wanted(dense), n=source.n or PROMPTS, steps=steps, force=force, **how, **told
@@ -142,7 +169,7 @@ def _both(
         say_json(found.to_dict())
         return
     show_table(circuit_table(found.table()))
-    for line in found.notes():
+    for line in [*found.notes(), grid_of_pair(dense.name, sparse.name)]:
         say(line)
 
 
@@ -179,5 +206,5 @@ def _one(
         return
     for name, circuits in found.items():
         show_table(head_table(name, circuits))
-        for line in head_lines(circuits):
+        for line in [*head_lines(circuits), grid_of_one(model.name, circuits)]:
             say(line)
