@@ -9,8 +9,8 @@ The model is a random one of GPT-2 small's size, its matrices scaled so that hea
 the first word on, `ioi` prompts in one late token. Same model, same pairs, same precision, same threads.
 
 Heads: TransformerLens runs its own `generic_activation_patch` on hook_z, one head a forward; every head costs it the
-same, so a sample of them says what all cost. Gossamer restarts in the head's layer. Preparation (recording both runs,
-the cache) is measured apart and counted once.
+same, so its time for all is extrapolated from a sample, and printed as such. Gossamer restarts in the head's layer.
+Preparation (recording both runs, the cache) is measured apart and counted once.
 
 Edges: a step of the integrated gradients, the recording of both runs included, in units of one plain forward and
 backward pass (to the embeddings) of the same prompts.
@@ -148,9 +148,16 @@ def compare_heads(model: LoadedModel, bridge: Any, task: Task, layers: list[int]
     wall, process = their_total / our_total
     return (
         f"{wall:.1f}x faster by the clock, {process:.1f}x by the process's own time "
-        f"(all heads: {our_total[0]:.0f} s against {their_total[0]:.0f} s); effects have std {effect.std():.2f}, "
-        f"largest difference {difference:.1e} of it"
+        f"(all heads: Gossamer {_seconds(our_total[0], metric_LH.size)}, TransformerLens "
+        f"{_seconds(their_total[0], len(heads))}); effects have std {effect.std():.2f}, largest difference "
+        f"{difference:.1e} of it, on {len(heads)} heads"
     )
+
+
+def _seconds(total: float, timed_heads: int) -> str:
+    """The time for all heads, and on how many of them it was measured."""
+    every = N_LAYERS * N_HEADS
+    return f"{total:.0f} s" + ("" if timed_heads == every else f" extrapolated from {timed_heads} of {every} heads")
 
 
 def bridge_to(source: GPT2LMHeadModel) -> Any:
