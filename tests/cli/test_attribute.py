@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_the_bundled_models_answer(bundled: tuple[str, str], gossamer: Call, tmp
             heads = found.carriers(role, name)  # type: ignore[arg-type]
             assert carried["n"] == len(heads) == len(carried["heads"])
             assert sum(abs(head["contribution"]) for head in carried["heads"]) >= 0.8 * carried["gross"]
+    lost = {hop["key"]: hop["lost when shut"] for hop in printed["sparse"]["hops into the answer"]}
+    assert max((key for key in lost if key not in (0, 8)), key=lost.__getitem__) == 5
     assert printed["sparse"]["open edges"] < printed["dense"]["open edges"] == 144 * 45
     assert {path.name for path in tmp_path.iterdir()} >= {"sketch.png", "sketch.svg", "sketch.pdf", "index.html"}
     page = (tmp_path / "index.html").read_text("utf-8")
@@ -119,6 +122,14 @@ def test_a_task_prints_medians_and_every_prompt(bundled: tuple[str, str], gossam
     assert "median" in shown
 
 
+def test_errors_of_the_graphs_stand_beside_a_tasks_heads(gossamer: Call) -> None:
+    shown = " ".join(
+        gossamer("attribute", "bundled/dense", "bundled/sparse", "--task", "opposites", "--n", 1).out.split()
+    )
+    assert re.search(r"Error nodes' share .* bundled/dense \d+\.\d %, bundled/sparse \d+\.\d %\.", shown)
+    assert "held: gates, patterns, norms" in shown
+
+
 def test_options_reach_the_result(bundled: tuple[str, str], gossamer: Call) -> None:
     options = ["--instead", "early", "--hop", "2,8", "--share", 0.5]
     printed = json.loads(gossamer("attribute", *bundled, *ASKED, *options, "--json").out)
@@ -127,7 +138,7 @@ def test_options_reach_the_result(bundled: tuple[str, str], gossamer: Call) -> N
     assert printed["share"] == 0.5
     shown = gossamer("attribute", *bundled, *ASKED, *options).out
     assert "as asked for" in shown
-    assert "the sparse model's largest into the answer's position is" in " ".join(shown.split())
+    assert "the sparse model's target loses most without 5 → 8" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("kind", ["probability", "logit", "log probability"])

@@ -49,9 +49,20 @@ def test_statuses_have_their_colours_and_the_largest_edges_are_drawn() -> None:
     white = [dot for dot in dots if tuple(dot.get_facecolor()[0][:3]) == (1, 1, 1)]
     assert [tuple(dot.get_offsets()[0]) for dot in white] == [(1.0, 1.0)]
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert texts == ["lost: 1 nodes, 1 edges", "kept: 3 nodes, 1 edges", "added: 1 nodes, 2 edges", "error node"]
+    assert texts == ["lost: 1 node, 1 edge", "kept: 3 nodes, 1 edge", "added: 1 node, 2 edges", "error node"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a\n0", "$b\n1"]
     assert matplotlib.colors.to_hex(dots[0].get_edgecolor()[0]) == COLOURS["kept"]
+    plt.close(figure)
+
+
+def test_long_prompts_stay_on_the_sheet_with_their_tokens_upwards() -> None:
+    long = make_diff()
+    long.tokens_Q = ("\n", " word", *("token",) * 48)
+    figure = graph_diff(long)
+    assert figure.get_size_inches()[0] < 20
+    labels = figure.axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels[:2]] == ["⏎  0", "␣word  1"]
+    assert {label.get_rotation() for label in labels} == {90}
     plt.close(figure)
 
 

@@ -91,6 +91,7 @@ def _model_data(pair: AttributedPair, found: Explanation) -> dict[str, Any]:
         "heads": measured,
         "hops into the answer": [
             {"key": hop.key, "total": carried.total, "gross": carried.gross, "heads": len(carried)}
+            | ({"lost when shut": float(tokens.lost_K[hop.key])} if hop.query == len(tokens.prompt) - 1 else {})
             for hop, carried in tokens.hops(pair.hop.query)
         ],
     }

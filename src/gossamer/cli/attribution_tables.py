@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.cli.attribution_data import MEANINGS, no_graph
+from gossamer.cli.attribution_data import meanings, no_graph
 from gossamer.cli.console import percent
 from gossamer.cli.pattern_sections import Pictures, shown
 from gossamer.cli.report import Section, TableData
@@ -56,10 +56,10 @@ def hop_in_words(pair: AttributedPair) -> list[str]:
 
 def _where_from(pair: AttributedPair) -> str:
     own, theirs = pair.sparse.tokens.answer_hop, pair.dense.tokens.answer_hop
-    text = ", the sparse model's largest into the answer's position."
+    text = ", the one into the answer's position without which the sparse model's target loses most."
     if own != pair.hop:
-        text = f", as asked for; the sparse model's largest into the answer's position is {own}."
-    return text if theirs == own else f"{text} The dense model's largest is {theirs}."
+        text = f", as asked for; the sparse model's target loses most without {own}."
+    return text if theirs == own else f"{text} The dense model's loses most without {theirs}."
 
 
 def heads_table(pair: AttributedPair) -> TableData:
@@ -96,17 +96,26 @@ def _ranking(pair: AttributedPair) -> TableData:
 
 
 def _hops_table(pair: AttributedPair) -> TableData:
-    tokens = pair.sparse.tokens
-    found = {role: dict(pair.of(role).tokens.hops(pair.hop.query)) for role in ROLES}
-    order = sorted(set(found["dense"]) | set(found["sparse"]), key=lambda hop: -_total(found["sparse"].get(hop)))
+    """What comes over each hop, and what its loss costs where it was shut: at the answer's position."""
+    tokens, query = pair.sparse.tokens, pair.hop.query
+    found = {role: dict(pair.of(role).tokens.hops(query)) for role in ROLES}
+    shut = query == len(tokens.prompt) - 1
+    order = sorted(
+        set(found["dense"]) | set(found["sparse"]),
+        key=lambda hop: -(tokens.lost_K[hop.key] if shut else _total(found["sparse"].get(hop))),
+    )
     rows = []
     for hop in order[:MOST_HOPS]:
         name = f"{hop}" + (" (at home)" if hop.at_home else "")
+        lost = [f"{pair.of(role).tokens.lost_K[hop.key]:+.3g}" for role in ROLES] if shut else []
         cells = [f"{_total(found[role].get(hop)):+.3g}" for role in ROLES]
         counts = [str(len(found[role][hop])) if hop in found[role] else "0" for role in ROLES]
-        rows.append([name, repr(tokens.prompt.tokens[hop.key]), *cells, *counts])
-    header = ["hop", "from", *(f"{role} total" for role in ROLES), *(f"{role} heads" for role in ROLES)]
-    return TableData("Hops into the answer's position, by gradient", header, rows, words=2)
+        rows.append([name, repr(tokens.prompt.tokens[hop.key]), *lost, *cells, *counts])
+    header = ["hop", "from", *(f"{role} loses" for role in ROLES if shut)]
+    header += [f"{role} {what}" for what in ("total", "heads") for role in ROLES]
+    measured = "what the target loses without each; totals" if shut else "totals"
+    title = f"Hops into position {query}: {measured} and heads by gradient"
+    return TableData(title, header, rows, words=2)
 
 
 def _total(carried: Carriers | None) -> float:
@@ -211,6 +220,11 @@ def task_table(found: TaskHeads) -> TableData:
 
 def task_section(found: TaskHeads) -> Section:
     """The page of a task."""
-    told = [MEANINGS[name] + "." for name in found.measures]
+    told = [f"{meaning}." for meaning in meanings(found.example).values()]
+    shares = [
+        f"{one.tokens.model} {_error_share(one)}" for one in map(found.example.of, ROLES) if one.features is not None
+    ]
+    if shares:
+        told.append(f"Error nodes' share of the logits' inputs, in the first prompt's graphs: {', '.join(shares)}.")
     told += [f"Left out: {why}" for why in found.skipped]
     return Section("Heads over a task", told, [task_table(found)])

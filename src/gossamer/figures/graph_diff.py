@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
+from gossamer.figures.maps import shown_token
 from gossamer.figures.style import ACCENT, DENSE, FAINT, INK, SPARSE, look
+from gossamer.figures.token_strip import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +23,17 @@ if TYPE_CHECKING:
 COLOURS = {"lost": ACCENT, "kept": DENSE, "added": SPARSE}
 SIDE = {"lost": -0.24, "kept": 0.0, "added": 0.24}  # within the column of a token
 LARGEST_DOT, LARGEST_LINE = 260.0, 3.0
+COLUMN, WIDEST = 0.95, 15.0  # inches, of a token and of all of them
+UPRIGHT = 0.6  # inches; in narrower columns tokens are written upwards
 
 
 def graph_diff(diff: GraphDiff, *, title: str = "", most_edges: int = 80) -> Figure:
     """Dots are nodes, their area their influence (features of one place together); lines are the largest edges."""
     columns, rows = len(diff.tokens_Q), diff.n_layers + 2
+    width = min(COLUMN * columns, WIDEST)
     with look():
-        figure, axes = plt.subplots(figsize=(max(5.0, 0.95 * columns + 1.6), max(3.5, 0.42 * rows + 1.6)))
-        _frame(axes, diff.tokens_Q, diff.n_layers)
+        figure, axes = plt.subplots(figsize=(max(5.0, width + 1.6), max(3.5, 0.42 * rows + 1.6)))
+        _frame(axes, diff.tokens_Q, diff.n_layers, upwards=width / columns < UPRIGHT)
         _edges(axes, diff, most_edges)
         _dots(axes, diff)
         _legend(axes, diff)
@@ -39,10 +44,12 @@ def graph_diff(diff: GraphDiff, *, title: str = "", most_edges: int = 80) -> Fig
         return figure
 
 
-def _frame(axes: Axes, tokens: Sequence[str], n_layers: int) -> None:
+def _frame(axes: Axes, tokens: Sequence[str], n_layers: int, *, upwards: bool) -> None:
     step = max(1, n_layers // 12)
     layers = range(0, n_layers, step)
-    axes.set_xticks(range(len(tokens)), [f"{token}\n{place}" for place, token in enumerate(tokens)])
+    names = [shortened(shown_token(token)) for token in tokens]
+    labels = [f"{name}  {place}" if upwards else f"{name}\n{place}" for place, name in enumerate(names)]
+    axes.set_xticks(range(len(tokens)), labels, rotation=90 if upwards else 0)
     axes.set_yticks([-1, *layers, n_layers], ["token", *map(str, layers), "output"])
     axes.set(xlim=(-0.6, len(tokens) - 0.4), ylim=(-1.6, n_layers + 0.6), ylabel="layer")
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -92,6 +99,11 @@ def _legend(axes: Axes, diff: GraphDiff) -> None:
         Line2D([], [], color=INK, marker="o", markerfacecolor="white", markersize=5, linewidth=0)
     ]
     texts = [
-        f"{status}: {count(diff.nodes, status):,} nodes, {count(diff.edges, status):,} edges" for status in COLOURS
+        f"{status}: {_counted(count(diff.nodes, status), 'node')}, {_counted(count(diff.edges, status), 'edge')}"
+        for status in COLOURS
     ]
     axes.legend(marks, [*texts, "error node"], loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
