@@ -38,7 +38,10 @@ def test_both_models_in_every_panel_with_their_sizes() -> None:
         "edges": {"dense": Steps(32_491, 4_500), "sparse": Steps(32_491, 90)},
     }
     figure = circuit_comparison(
-        panels, title="$copy", notes=["one rule"], random={"edges": ("dense", 4_500, [0.1, 0.2])}
+        panels,
+        title="$copy",
+        notes=["one rule"],
+        random={"edges": {"dense": (4_500, [0.1, 0.2]), "sparse": (90, [0.3])}},
     )
     heads, edges = figure.axes
     assert heads.get_title(loc="left") == "heads kept, of 144"
@@ -47,8 +50,9 @@ def test_both_models_in_every_panel_with_their_sizes() -> None:
     assert [text.get_text() for text in edges.texts] == ["4,500", "90"]
     assert edges.get_xscale() == "symlog"
     assert heads.get_xscale() == "linear"
-    assert edges.lines[-1].get_xdata().tolist() == [4_500, 4_500]
-    assert "dense" in edges.get_legend().get_texts()[0].get_text()
+    assert [line.get_xdata().tolist() for line in edges.lines[-2:]] == [[4_500, 4_500], [90]]
+    labels = [text.get_text() for text in edges.get_legend().get_texts()]
+    assert labels == [f"random edges, as many as {role}" for role in ("dense", "sparse")]
     assert figure._supxlabel.get_text() == "one rule"  # type: ignore[attr-defined]
     plt.close(figure)
 

@@ -254,13 +254,14 @@ KINDS: dict[type, dict[str, Kind]] = {
 
 
 def _of_task(found: TaskComparison, result: CircuitComparison, view: View) -> Figure:
-    random = found.dense.random_edges
+    drawn = {"dense": found.dense.random_edges, "sparse": found.sparse.random_edges}
+    random = {role: (one.size, list(one.explained_D)) for role, one in drawn.items() if one is not None}
     return circuit_comparison(
         {unit: {"dense": curve, "sparse": found.sparse.curves[unit]} for unit, curve in found.dense.curves.items()},
         title=f"{found.task}: {found.description}",
         notes=found.notes(),
         level=found.dense.heads.level,
-        random=None if random is None else {"edges": ("dense", random.size, list(random.explained_D))},
+        random={"edges": random} if random else None,
     )
 
 

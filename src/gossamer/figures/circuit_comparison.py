@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {"dense": DENSE, "sparse": SPARSE}
+RANDOM_MARKS = {"dense": "x", "sparse": "+"}
 LINEAR_TO = 200  # larger graphs are drawn on a logarithmic axis
 LETTERS_PER_INCH = 19
 PANELS_PER_ROW = 3
@@ -51,12 +52,12 @@ def circuit_comparison(
     title: str,
     notes: Sequence[str] = (),
     level: float = 0.9,
-    random: Mapping[str, tuple[str, int, Sequence[float]]] | None = None,
+    random: Mapping[str, Mapping[str, tuple[int, Sequence[float]]]] | None = None,
 ) -> Figure:
     """A panel for each unit ("heads", "edges") with the curve of each role ("dense", "sparse").
 
-    `notes` are the definitions in use, printed below. `random` maps a unit to (role, size, explained effects) of random
-    circuits.
+    `notes` are the definitions in use, printed below. `random` maps a unit and a role to (size, explained effects) of
+    random circuits.
     """
     columns = min(len(panels), PANELS_PER_ROW)
     n_rows = -(-len(panels) // columns)
@@ -68,7 +69,7 @@ def circuit_comparison(
         for axes, (unit, curves) in zip(grid.flat, panels.items(), strict=False):
             _panel(axes, unit, curves, level)
             if random is not None and unit in random:
-                _random(axes, *random[unit])
+                _random(axes, unit, random[unit])
         for axes in list(grid.flat)[len(panels) :]:
             axes.remove()
         for axes in grid[:, 0]:
@@ -124,7 +125,11 @@ def _mark(axes: Axes, curve: CurveLike, role: str, level: float, number: int) ->
     )
 
 
-def _random(axes: Axes, role: str, size: int, explained: Sequence[float]) -> None:
-    inside = np.clip(np.asarray(explained, dtype=float), *axes.get_ylim())
-    (marks,) = axes.plot([size] * len(inside), inside, "x", color=BASELINE, markersize=4)
-    axes.legend([marks], [f"random edges, as many as {role}"], loc="upper left", fontsize=7)
+def _random(axes: Axes, unit: str, drawn: Mapping[str, tuple[int, Sequence[float]]]) -> None:
+    handles, labels = [], []
+    for role, (size, explained) in drawn.items():
+        inside = np.clip(np.asarray(explained, dtype=float), *axes.get_ylim())
+        (marks,) = axes.plot([size] * len(inside), inside, RANDOM_MARKS.get(role, "x"), color=BASELINE, markersize=4)
+        handles.append(marks)
+        labels.append(f"random {unit}, as many as {role}")
+    axes.legend(handles, labels, loc="upper left", fontsize=7)
