@@ -97,6 +97,37 @@ def test_another_version_and_a_missing_part_are_refused(pair: Comparison, tmp_pa
         Comparison.load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["statistics.json", "dense/patterns.json", "sparse/heads.safetensors", "relations.safetensors"]
+)
+def test_a_part_that_has_changed_is_refused(name: str, pair: Comparison, tmp_path: Path) -> None:
+    """One digit of a number is enough."""
+    folder = pair.save(tmp_path / "pair")
+    content = bytearray((folder / name).read_bytes())
+    digits = [place for place, byte in enumerate(content) if chr(byte) in "12345678"]
+    content[digits[len(digits) // 2]] += 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(GossamerError, match="is not as it was saved"):
+        Comparison.load(folder)
+
+
+def test_a_damaged_page_of_contents_is_refused_in_words(pair: Comparison, tmp_path: Path) -> None:
+    path = pair.save(tmp_path / "pair") / "comparison.json"
+    about = read_json(path)
+    for damaged, message in (
+        ([about], "is not a gossamer comparison"),
+        ({name: value for name, value in about.items() if name != "level"}, "lacks the field 'level'"),
+        (about | {"levl": 0.9}, "unknown field 'levl'.* Did you mean 'level'"),
+        (about | {"level": "high"}, "level is damaged"),
+        (about | {"has_circuits": 1}, "has_circuits is damaged"),
+        (about | {"provenance": None}, "provenance is damaged"),
+        (about | {"digests": []}, "digests is damaged"),
+    ):
+        write_json(path, damaged)
+        with pytest.raises(GossamerError, match=message):
+            Comparison.load(path.parent)
+
+
 def test_heads_alone_when_edges_are_not_wanted(models: Models, tmp_path: Path) -> None:
     quick = compare(*models, "ioi", effort=QUICK, force=True, prompts=["Anna and Tom", "When Tom"])
     assert quick.circuits is None

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from gossamer.errors import GossamerError
+from gossamer.files import read_json, write_json
 from gossamer.maps import AttentionMaps, from_matrices
 from gossamer.patterns.change import Limits, PairStatistics, Statement, dense_to_sparse
 from gossamer.patterns.resampling import bootstrap_means, corrected, draws, interval, paired_permutation, smallest_p
@@ -316,3 +317,21 @@ def test_results_survive_their_files(tmp_path: Path) -> None:
     one = HeadStatistics.load(found.sparse.save(tmp_path / "one.json"))
     np.testing.assert_array_equal(one.dead, found.sparse.dead)
     assert one.dead.dtype == bool
+
+
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path) -> None:
+    path = dense_to_sparse(*pair(), resamples=50).save(tmp_path / "pair.json")
+    data = read_json(path)
+    for damage in (
+        {"dense": None},
+        {"limits": []},
+        {"resamples": "many"},
+        {"statements": {}},
+        {"statements": [1]},
+        {"dense": data["dense"] | {"dead": "none"}},
+        {"dense": data["dense"] | {"profile": [[1, 2], [3]]}},
+        {"dense": data["dense"] | {"values": {"peak": ["x"]}}},
+    ):
+        write_json(path, data | damage)
+        with pytest.raises(GossamerError, match="is damaged"):
+            PairStatistics.load(path)

@@ -11,16 +11,17 @@ from gossamer.attribution.task_heads import TaskHeads
 from gossamer.circuits.compare import Comparison as CircuitComparison
 from gossamer.circuits.smallest import HeadCircuits
 from gossamer.errors import GossamerError
-from gossamer.files import atomic_folder, read_json, write_json
+from gossamer.files import atomic_folder, sha256
 from gossamer.maps import AttentionMaps
 from gossamer.patterns.change import PairStatistics
+from gossamer.patterns.plain import load_plain, save_plain
 from gossamer.patterns.relations import Relations
 from gossamer.patterns.taxonomy import PatternReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMAT, VERSION = "gossamer comparison", 1
+KIND = "comparison"
 ABOUT, CIRCUITS, ATTRIBUTION = "comparison.json", "circuits.safetensors", "attribution.safetensors"
 ROLES = ("dense", "sparse")
 Head = tuple[int, int]
@@ -53,6 +54,21 @@ class Side:
             PatternReport.load(folder / "patterns.json"),
             HeadCircuits.load(folder / "heads.safetensors"),
         )
+
+
+@dataclass(frozen=True)
+class _About:
+    """What `comparison.json` holds; the other results are files of their own, each with its digest here."""
+
+    task: str
+    description: str
+    prompts: str
+    level: float
+    not_attributed: str
+    provenance: Mapping[str, Any]
+    has_circuits: bool
+    has_attribution: bool
+    digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,31 +124,46 @@ class Comparison:
                 self.circuits.save(temporary / CIRCUITS)
             if self.attribution is not None:
                 self.attribution.save(temporary / ATTRIBUTION)
-            write_json(temporary / ABOUT, self._about())
+            save_plain(self._about(_digests(temporary)), temporary / ABOUT, kind=KIND)
         return Path(folder)
 
-    def _about(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        parts = {"has_circuits": self.circuits is not None, "has_attribution": self.attribution is not None}
-        return {"format": FORMAT, "version": VERSION} | parts | plain
+    def _about(self, digests: Mapping[str, str]) -> _About:
+        return _About(
+            **{name: getattr(self, name) for name in _PLAIN},
+            has_circuits=self.circuits is not None,
+            has_attribution=self.attribution is not None,
+            digests=digests,
+        )
 
     @classmethod
     def load(cls, folder: str | Path) -> Comparison:
-        """Read what `save` wrote; another version, or a file that does not belong to it, is refused."""
+        """Read what `save` wrote; another version, or a file that has changed since, is refused."""
         folder = Path(folder)
-        about = read_json(folder / ABOUT)
-        if about.get("format") != FORMAT or about.get("version") != VERSION:
-            found = f"{about.get('format')!r} version {about.get('version')!r}"
-            raise GossamerError(f"{folder} holds {found}, not {FORMAT!r} version {VERSION}; compare the models again.")
+        about = load_plain(_About, folder / ABOUT, kind=KIND)
+        _require_unchanged(folder, about.digests)
         return cls(
-            **{name: about[name] for name in _PLAIN},
+            **{name: getattr(about, name) for name in _PLAIN},
             dense=Side.load(folder / "dense"),
             sparse=Side.load(folder / "sparse"),
             statistics=PairStatistics.load(folder / "statistics.json"),
             relations=Relations.load(folder / "relations.safetensors"),
-            circuits=CircuitComparison.load(folder / CIRCUITS) if about["has_circuits"] else None,
-            attribution=TaskHeads.load(folder / ATTRIBUTION) if about["has_attribution"] else None,
+            circuits=CircuitComparison.load(folder / CIRCUITS) if about.has_circuits else None,
+            attribution=TaskHeads.load(folder / ATTRIBUTION) if about.has_attribution else None,
         )
 
 
 _PLAIN = ("task", "description", "prompts", "level", "not_attributed", "provenance")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file in a folder, by its path there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
+
+
+def _require_unchanged(folder: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        if not (folder / name).is_file():
+            raise GossamerError(f"{folder / name} is missing; compare the models again.")
+        if sha256(folder / name) != digest:
+            raise GossamerError(f"{folder / name} is not as it was saved; compare the models again.")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -78,6 +78,7 @@ def _read_arrays(path: str | Path) -> dict[str, Any]:
 def build(kind_of: Any, data: Any, where: str) -> Any:
     """A dataclass from its mapping."""
     known = get_type_hints(kind_of)
+    _require(isinstance(data, Mapping), where)
     for name in data:
         if name not in known:
             raise GossamerError(f"{where} has the unknown field {name!r}.{nearest(name, known)}")
@@ -89,24 +90,38 @@ def build(kind_of: Any, data: Any, where: str) -> Any:
 def _read(kind_of: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind_of) and isinstance(kind_of, type):
         return build(kind_of, value, where)
-    text = str(kind_of)
-    arguments = getattr(kind_of, "__args__", ())
-    if "ndarray" in text:
-        if isinstance(value, dict):
-            return {name: _array(item) for name, item in value.items()}
-        return _array(value)
+    arguments, origin = get_args(kind_of), get_origin(kind_of) or kind_of
     if value is None and kind_of is float:
         return math.nan
-    if isinstance(value, list):
-        if arguments and isinstance(arguments[0], type) and dataclasses.is_dataclass(arguments[0]):
-            return tuple(build(arguments[0], item, where) for item in value)
-        return _tuples(value)
-    return value
+    if origin in _STORED_AS:
+        _require(isinstance(value, _STORED_AS[origin]) and (kind_of is bool or not isinstance(value, bool)), where)
+    if "ndarray" in str(kind_of):
+        return (
+            {name: _array(item, where) for name, item in value.items()} if origin is Mapping else _array(value, where)
+        )
+    if origin is tuple and isinstance(arguments[0], type) and dataclasses.is_dataclass(arguments[0]):
+        return tuple(build(arguments[0], item, where) for item in value)
+    return _tuples(value)
 
 
-def _array(value: Any) -> Any:
-    found = np.array(value)
-    return found.astype(float) if found.dtype == object else found
+_STORED_AS: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), Mapping: dict, tuple: list}
+
+
+def _require(good: bool, where: str) -> None:
+    if not good:
+        raise GossamerError(f"{where} is damaged: that is no value for it; make it again.")
+
+
+def _array(value: Any, where: str) -> Any:
+    """Numbers, or truths; None among them is NaN."""
+    _require(isinstance(value, list | np.ndarray), where)
+    try:
+        found = np.array(value)
+        found = found.astype(float) if found.dtype == object else found
+    except (ValueError, TypeError):  # rows of different lengths, or something that is no number
+        found = np.array("")
+    _require(found.dtype.kind in "biuf", where)
+    return found
 
 
 def _tuples(value: Any) -> Any:
