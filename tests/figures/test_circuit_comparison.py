@@ -52,7 +52,7 @@ def test_both_models_in_every_panel_with_their_sizes() -> None:
     assert heads.get_xscale() == "linear"
     assert [line.get_xdata().tolist() for line in edges.lines[-2:]] == [[4_500, 4_500], [90]]
     labels = [text.get_text() for text in edges.get_legend().get_texts()]
-    assert labels == [f"random edges, as many as {role}" for role in ("dense", "sparse")]
+    assert labels == [f"random, as many as {role}" for role in ("dense", "sparse")]
     assert figure._supxlabel.get_text() == "one rule"  # type: ignore[attr-defined]
     plt.close(figure)
 

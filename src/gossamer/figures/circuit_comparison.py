@@ -69,7 +69,7 @@ def circuit_comparison(
         for axes, (unit, curves) in zip(grid.flat, panels.items(), strict=False):
             _panel(axes, unit, curves, level)
             if random is not None and unit in random:
-                _random(axes, unit, random[unit])
+                _random(axes, random[unit])
         for axes in list(grid.flat)[len(panels) :]:
             axes.remove()
         for axes in grid[:, 0]:
@@ -125,11 +125,11 @@ def _mark(axes: Axes, curve: CurveLike, role: str, level: float, number: int) ->
     )
 
 
-def _random(axes: Axes, unit: str, drawn: Mapping[str, tuple[int, Sequence[float]]]) -> None:
+def _random(axes: Axes, drawn: Mapping[str, tuple[int, Sequence[float]]]) -> None:
     handles, labels = [], []
     for role, (size, explained) in drawn.items():
         inside = np.clip(np.asarray(explained, dtype=float), *axes.get_ylim())
         (marks,) = axes.plot([size] * len(inside), inside, RANDOM_MARKS.get(role, "x"), color=BASELINE, markersize=4)
         handles.append(marks)
-        labels.append(f"random {unit}, as many as {role}")
+        labels.append(f"random, as many as {role}")
     axes.legend(handles, labels, loc="upper left", fontsize=7)
