@@ -107,6 +107,27 @@ def test_head_parts_ride_on_links(made: Made) -> None:
     assert any(link["no_head"] for link in data["links"])
 
 
+def test_single_edges_are_loaded_on_demand_by_the_names_of_their_nodes(made: Made) -> None:
+    """Those of the graph come out as among all of them; one that pruning took away is whole again."""
+    graph, replacement = made
+    every = graph_loadings(replacement, graph)
+    largest = int(np.abs(every.edge_E).argmax())
+    ends = every.sources[every.source_E[largest]], every.targets[every.target_E[largest]]
+    for one in (graph, replace(graph, effect_TS=np.zeros_like(graph.effect_TS))):
+        found = graph_loadings(replacement, one, edges=[ends])
+        assert (found.source_E, found.target_E) == (every.source_E[largest], every.target_E[largest])
+        np.testing.assert_allclose(found.edge_E, every.edge_E[largest], rtol=1e-9)
+        np.testing.assert_allclose(found.heads_ELH[0], every.heads_ELH[largest], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(found.missing_E, 0, atol=1e-11)
+    assert len(graph_loadings(replacement, graph, edges=[])) == 0
+    with pytest.raises(GossamerError, match="has no source 'token at 9'"):
+        graph_loadings(replacement, graph, edges=[("token at 9", ends[1])])
+    with pytest.raises(GossamerError, match="has no target 'logit'"):
+        graph_loadings(replacement, graph, edges=[("token at 2", "logit")])
+    with pytest.raises(GossamerError, match="The bias is at no position"):
+        graph_loadings(replacement, graph, edges=[("bias", ends[1])])
+
+
 def test_links_whose_edge_was_not_loaded_have_no_head_parts(made: Made) -> None:
     graph, replacement = made
     size_TS = np.abs(graph.effect_TS)

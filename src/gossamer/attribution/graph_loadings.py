@@ -11,6 +11,9 @@ Sums over sources and targets go inside the recursions, so hops need one source 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,35 +21,66 @@ from torch import Tensor
 from gossamer.attribution.graph import AttributionGraph
 from gossamer.attribution.head_loadings import HeadLoadings, named_loadings
 from gossamer.attribution.loadings import Sources, Targets
-from gossamer.attribution.nodes import ERROR, FEATURE, LOGIT, TOKEN, Nodes
+from gossamer.attribution.nodes import BIAS, ERROR, FEATURE, KINDS, LOGIT, TOKEN, Nodes
 from gossamer.attribution.replacement import Replacement
 from gossamer.attribution.targets import Target
-from gossamer.circuits.effect import Floats
-from gossamer.errors import GossamerError
+from gossamer.circuits.effect import Floats, Ints
+from gossamer.errors import GossamerError, nearest
 
 AGREE = 1e-4  # of the largest effect, in float32
 
 
 @torch.no_grad()
-def graph_loadings(replacement: Replacement, graph: AttributionGraph) -> HeadLoadings:
-    """The loadings of every edge of a (pruned) graph; sources and targets are numbered as in its `effect_TS`."""
+def graph_loadings(
+    replacement: Replacement, graph: AttributionGraph, *, edges: Sequence[tuple[str, str]] | None = None
+) -> HeadLoadings:
+    """The loadings of every edge of a (pruned) graph; sources and targets are numbered as in its `effect_TS`.
+
+    `edges` asks for some only, pruned away or not, as (source, target) by the nodes' names: `token at 5`,
+    `feature 3/120 at 8`, `error 0 at 2`, `logit 17`.
+    """
     nodes = graph.nodes
-    sources, targets = node_sources(replacement, nodes), node_targets(replacement, graph)
     effect_TS = graph.effect_TS.copy()
     effect_TS[:, ~_is_somewhere(nodes)] = 0
-    target_E, source_E = (torch.from_numpy(index) for index in np.nonzero(effect_TS))
     names = [nodes.name(node) for node in range(len(nodes))]
+    source_names, target_names = names[: nodes.n_sources], [names[node] for node in nodes.target_nodes_T]
+    target_E, source_E = np.nonzero(effect_TS) if edges is None else _named(edges, source_names, target_names)
+    source_S, source_of_E = np.unique(source_E, return_inverse=True)
+    target_T, target_of_E = np.unique(target_E, return_inverse=True)
     found = named_loadings(
         replacement.frozen,
         graph.tokens_Q,
-        (sources, names[: nodes.n_sources]),
-        (targets, [names[node] for node in nodes.target_nodes_T]),
-        (source_E, target_E),
+        (_some_sources(node_sources(replacement, nodes), source_S), [source_names[place] for place in source_S]),
+        (_some_targets(node_targets(replacement, graph), target_T), [target_names[place] for place in target_T]),
+        (torch.from_numpy(source_of_E), torch.from_numpy(target_of_E)),
     )
-    worst = np.abs(found.edge_E - effect_TS[target_E, source_E]).max(initial=0.0)
+    effect_E = effect_TS[target_E, source_E]
+    worst = np.abs(found.edge_E - effect_E)[effect_E != 0].max(initial=0.0)
     if worst > AGREE * np.abs(effect_TS).max(initial=0.0):
         raise _foreign(f"they differ by {worst:.2g}")
-    return found
+    return replace(
+        found, sources=tuple(source_names), targets=tuple(target_names), source_E=source_E, target_E=target_E
+    )
+
+
+def _named(edges: Sequence[tuple[str, str]], sources: list[str], targets: list[str]) -> tuple[Ints, Ints]:
+    """The targets' and the sources' numbers of edges given by names."""
+    for source, target in edges:
+        for name, known, what in ((source, sources, "source"), (target, targets, "target")):
+            if name not in known:
+                raise GossamerError(f"The graph has no {what} {name!r}.{nearest(name, known)}")
+        if source == KINDS[BIAS]:
+            raise GossamerError("The bias is at no position, so no head carries it; name another source.")
+    found = np.array([(targets.index(target), sources.index(source)) for source, target in edges], dtype=np.int64)
+    return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
+
+
+def _some_sources(sources: Sources, chosen_S: Ints) -> Sources:
+    return Sources(sources.position_S[chosen_S], sources.writes_SWD[chosen_S])
+
+
+def _some_targets(targets: Targets, chosen_T: Ints) -> Targets:
+    return Targets(targets.position_T[chosen_T], targets.layer_T[chosen_T], targets.cotangent_TD[chosen_T])
 
 
 @torch.no_grad()
