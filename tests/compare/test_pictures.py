@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,7 +22,10 @@ from gossamer.compare.pictures import OF_A_PAIR, OF_ONE_MODEL, View, draw, figur
 from gossamer.errors import GossamerError
 from gossamer.figures.style import save_figure
 from gossamer.maps import head_name
+from gossamer.patterns.change import dense_to_sparse
 from gossamer.patterns.reading import ModelPatterns, read_patterns
+from gossamer.patterns.relations import relate
+from gossamer.patterns.taxonomy import classify
 
 WITH_TOKENS = ("head-grid", "every-head", "before-after", "attribution")  # the figures that write tokens down
 
@@ -186,8 +190,62 @@ def test_one_models_folder_gives_it_back(one: ModelPatterns, tmp_path: Path) -> 
     assert maps_in(draw(again, "gallery")) == maps_in(draw(one, "gallery"))
 
 
-def test_pixels_of_the_page_are_stable(nasty: Comparison, tmp_path: Path) -> None:
-    """No two drawings of one result differ, so a picture can be checked against the one in a paper."""
+def test_the_nearest_heads_are_alive_and_rest_on_enough_edges(pair: Comparison) -> None:
+    never = replace(pair, level=99.0)
+    dense, sparse = sections(never)["relations"].tables
+    named = [str(row[0]) for row in sparse.rows]
+    dead = {head_name(*map(int, head)) for head in np.argwhere(pair.statistics.sparse.dead)}
+    assert dead
+    assert not dead & set(named)
+    relations = pair.relations.of_model(1)
+    here, there = relations.index(named[0]), relations.nearest_heads(relations.index(named[0]))[0][0]
+    edges = [pair.sparse.maps.edges(heads=[pair.sparse.maps.heads[head]]) for head in (here, there)]
+    places = [set(zip(one.prompt.tolist(), one.query.tolist(), one.key.tolist(), strict=True)) for one in edges]
+    assert relations.n_compared(here, there) == len(places[0] | places[1])
+    for row in [*dense.rows, *sparse.rows]:
+        numbers = re.findall(r"\(([0-9,]+) edges\)", str(row[1]))
+        assert row[1] == "none" or min(int(number.replace(",", "")) for number in numbers) >= 10
+
+
+def test_one_is_no_plural_and_has_no_interval(pair: Comparison) -> None:
+    maps = [side.maps.select([0]) for side in pair.sides.values()]
+    alone = replace(
+        pair,
+        dense=replace(pair.dense, maps=maps[0]),
+        sparse=replace(pair.sparse, maps=maps[1]),
+        statistics=dense_to_sparse(*maps, resamples=50),
+    )
+    found = sections(alone)
+    assert " 1 prompt of " in found["maps"].paragraphs[1]
+    changes = found["statistics"].tables[1].rows
+    assert {row[3] for row in changes} == {"–"}
+    assert not [row for row in changes if "nan" in map(str, row)]
+    assert not any(re.search(r"\b1 (heads|prompts|edges)\b", str(row)) for row in found["statistics"].tables[0].rows)
+    texts = " ".join(texts_in(draw(alone, "statistics")))
+    assert "1 prompt;" in texts
+    assert "change –" in texts
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sparse_model_that_carries_nothing_is_drawn(pair: Comparison) -> None:
+    maps = pair.sparse.maps
+    nothing = replace(
+        maps, offsets=np.zeros_like(maps.offsets), query=maps.query[:0], key=maps.key[:0], weight=maps.weight[:0]
+    )
+    dead = replace(
+        pair,
+        sparse=replace(pair.sparse, maps=nothing, report=classify(nothing)),
+        statistics=dense_to_sparse(pair.dense.maps, nothing, resamples=50),
+        relations=relate(pair.dense.maps, nothing),
+    )
+    assert any("(carries nothing)" in text for text in texts_in(draw(dead, "statistics")))
+    for name in ("head-grid", "gallery-sparse", "transitions", "before-after", "density-sparse", "scatter-matrix"):
+        plt.close(draw(dead, name))
+    assert sections(dead)["relations"].tables[1].rows[0][1] == "none"
+
+
+def test_drawing_twice_gives_the_same_pixels(nasty: Comparison, tmp_path: Path) -> None:
+    """Nothing random and no state left over from one drawing to the next."""
     for name in ("statistics", "transitions"):
         first, second = (images.imread(save_figure(draw(nasty, name), tmp_path / f"{number}.png")) for number in (0, 1))
         np.testing.assert_array_equal(first, second)

@@ -6,13 +6,14 @@ the demonstration show what is in these tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gossamer.cli.attribution_tables import heads_table, hop_in_words, task_table
 from gossamer.cli.circuit_report import circuit_table
 from gossamer.cli.console import percent
-from gossamer.cli.pattern_sections import MEASURES, Pictures, capture_note, nearest_table, shown
+from gossamer.cli.pattern_sections import MEASURES, RELATED, Pictures, capture_note, counted, nearest_table, shown
 from gossamer.cli.report import Section, TableData
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ TITLES = {
     "relations": "Which heads do the same",
 }
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-LISTED, RELATED = 12, 6
+LISTED, NAMED = 12, 6
 
 
 def sections(pair: Comparison, pictures: Pictures | None = None) -> dict[str, Section]:
@@ -156,24 +157,31 @@ def _statistics(pair: Comparison, pictures: Pictures) -> Section:
 
 def _change(words: str, change: Change) -> list[str]:
     changed = f"{int(change.significant.sum())} of {change.p.size}" if change.can_tell else "too few prompts to tell"
-    interval = f"[{change.all_low:+.3g}, {change.all_high:+.3g}]"
-    return [words, f"{change.all_dense:.3g}", f"{change.all_sparse:.3g}", interval, changed]
+    interval = "–" if math.isnan(change.all_low) else f"[{change.all_low:+.3g}, {change.all_high:+.3g}]"
+    means = ("–" if math.isnan(mean) else f"{mean:.3g}" for mean in (change.all_dense, change.all_sparse))
+    return [words, *means, interval, changed]
 
 
 def _relations(pair: Comparison, pictures: Pictures) -> Section:
     import numpy as np
 
+    from gossamer.compare.pictures import alive_first
+
     own = pair.relations.dense_to_sparse()
     known = own[~np.isnan(own)]
-    kept = f"{np.median(known):.2f} (median over {len(known)} heads)" if len(known) else "undefined for every head"
-    circuit = pair.circuit("sparse") or list(pair.sparse.heads.order)
-    tables = [nearest_table(pair.relations.of_model(role), _names(circuit[:RELATED])) for role in (0, 1)]
+    kept = (
+        f"{np.median(known):.2f} (median over {counted(len(known), 'head')})"
+        if len(known)
+        else "undefined for every head"
+    )
+    circuit = pair.circuit("sparse") or alive_first(pair)
+    tables = [nearest_table(pair.relations.of_model(role), _names(circuit[:NAMED])) for role in (0, 1)]
     return Section(
         title=TITLES["relations"],
         paragraphs=[
-            "Pearson correlation of weights over the edges that at least one of the two heads has. "
-            f"A dense head against its own sparse self: {kept}; {len(own) - len(known)} heads carry nothing, or the "
-            "same on every edge.",
+            RELATED,
+            f"A dense head against its own sparse self: {kept}. For {counted(len(own) - len(known), 'head')} there is"
+            " nothing to compare: no edge, or the same weight on every edge.",
         ],
         tables=tables,
         pictures=shown(pictures, "scatter-matrix"),

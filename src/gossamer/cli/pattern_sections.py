@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from gossamer.patterns.relations import Relations
 
 Pictures = Mapping[str, Picture]
-EXAMPLES, NEAREST = 5, 3
+EXAMPLES, NEAREST, LEAST_EDGES = 5, 3, 10
+RELATED = (
+    "Pearson correlation of weights over the edges that at least one of the two heads has, whose number stands in"
+    f" brackets; fewer than {LEAST_EDGES} are not shown."
+)
 MEASURES = {
     "first_excess_before": "first-token mass above even attention, before the gate",
     "first_excess": "the same, carried",
@@ -52,11 +56,16 @@ def sections(found: ModelPatterns, pictures: Pictures | None = None) -> dict[str
         ),
         "relations": Section(
             title="Which heads do the same",
-            paragraphs=["Pearson correlation of weights over the edges that at least one of the two heads has."],
+            paragraphs=[RELATED],
             tables=[nearest_table(found.relations, [head_name(*head) for head in found.clearest()])],
             pictures=shown(pictures, "scatter-matrix"),
         ),
     }
+
+
+def counted(n: int, what: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def shown(pictures: Pictures, *names: str) -> list[Picture]:
@@ -67,10 +76,11 @@ def shown(pictures: Pictures, *names: str) -> list[Picture]:
 def capture_note(maps: AttentionMaps) -> str:
     """How much was captured, and what the floor left out."""
     lengths = sorted(set(maps.lengths))
-    tokens = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    tokens = counted(lengths[0], "token") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
     note = (
-        f"{maps.model}: {maps.n_prompts} prompts of {tokens} tokens, {len(maps.heads)} heads, "
-        f"{maps.n_edges:,} edges kept; {percent(maps.density(), digits=2)} of allowed pairs are open"
+        f"{maps.model}: {counted(maps.n_prompts, 'prompt')} of {tokens}, "
+        f"{counted(len(maps.heads), 'head')}, {counted(maps.n_edges, 'edge')} kept; "
+        f"{percent(maps.density(), digits=2)} of allowed pairs are open"
     )
     if not maps.floor:
         return note + "."
@@ -101,9 +111,14 @@ def _labels(found: ModelPatterns) -> TableData:
 
 
 def nearest_table(relations: Relations, names: Sequence[str], *, model: int = 0) -> TableData:
-    """For some heads of a model, the heads most like each."""
+    """For some heads of a model, the heads most like each, and on how many edges that rests."""
     rows = []
     for name in names:
-        near = relations.nearest_heads(relations.index(name, model), n=NEAREST)
-        rows.append([name, ", ".join(f"{relations.names[other]} {value:.2f}" for other, value in near) or "none"])
+        head = relations.index(name, model)
+        near = [
+            f"{relations.names[other]} {value:.2f} ({counted(n_edges, 'edge')})"
+            for other, value in relations.nearest_heads(head, n=len(relations.names))
+            if (n_edges := relations.n_compared(head, other)) >= LEAST_EDGES
+        ]
+        rows.append([name, ", ".join(near[:NEAREST]) or "none"])
     return TableData(f"Nearest heads in {relations.models[model]}", ["head", "most like it"], rows, words=2)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from gossamer.cli.console import err, out, say_json, show_section
 from gossamer.cli.loading import load_one
-from gossamer.cli.pattern_sections import sections
+from gossamer.cli.pattern_sections import counted, sections
 from gossamer.cli.prompts import read_prompts
 from gossamer.cli.report import Report
 from gossamer.errors import GossamerError
@@ -69,7 +69,8 @@ def write(found: ModelPatterns, folder: Path) -> Path:
     from gossamer.cli.figure import draw_all
 
     found.save(folder / RESULT)
-    introduction = f"Every head of {found.model} on {found.maps.n_prompts} prompts of {sum(found.maps.lengths)} tokens."
+    tokens = counted(sum(found.maps.lengths), "token")
+    introduction = f"Every head of {found.model} on {counted(found.maps.n_prompts, 'prompt')}, {tokens} in all."
     parts = sections(found, draw_all(found, folder))
     return Report(f"What the heads of {found.model} look at", introduction, parts).write(folder)
 

@@ -167,5 +167,5 @@ def _side(maps: AttentionMaps, heads: HeadCircuits) -> Side:
 
 def _named(prompts: Prompts) -> str:
     if isinstance(prompts, Sequences):
-        return f"{len(prompts)} sequences of {prompts.length} tokens"
-    return "one prompt" if isinstance(prompts, str) else f"{len(prompts)} prompts"
+        return f"{len(prompts)} sequence{'s' * (len(prompts) != 1)} of {prompts.length} tokens"
+    return "one prompt" if isinstance(prompts, str) or len(prompts) == 1 else f"{len(prompts)} prompts"

@@ -22,7 +22,7 @@ from gossamer.figures.maps import (
     shown_token,
     text_width,
 )
-from gossamer.figures.style import INK, look
+from gossamer.figures.style import INK, counted, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +91,7 @@ def _carries(maps: AttentionMaps, head: tuple[int, int], prompt: int) -> str:
     at = slice(*maps.first_position[prompt : prompt + 2])
     n_edges = len(maps.head(*head, prompt)) + int(maps.rows.n_below[head][at].sum())
     carried = maps.head(*head, prompt).weight.sum() + maps.rows.below[head][at].sum()
-    return f"{n_edges:,} open edges\n{carried / maps.lengths[prompt]:.0%} of mass carried"
+    return f"{counted(n_edges, 'open edge')}\n{carried / maps.lengths[prompt]:.0%} of mass carried"
 
 
 def _write_tokens(axes: Axes, tokens: tuple[str, ...], box: Box) -> None:

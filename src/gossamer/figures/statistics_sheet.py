@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib import pyplot as plt
 
-from gossamer.figures.style import ACCENT, BASELINE, DENSE, INK, SPARSE, look
+from gossamer.figures.style import ACCENT, BASELINE, DENSE, INK, SPARSE, counted, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,10 +42,10 @@ def statistics_sheet(pair: PairStatistics) -> Figure:
             axes.remove()
         _profiles(figure.add_subplot(grid[3, 0]), pair)
         _statements(figure.add_subplot(grid[3, 1:]), pair)
-        prompts = pair.dense.provenance.get("prompts", "?")
         title = f"{pair.dense.model} → {pair.sparse.model}"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        note = f"{prompts} prompts; {_filled(pair)}; intervals: bootstrap over prompts, 95 %"
+        n_prompts = len(pair.dense.values["carried"])
+        note = f"{counted(n_prompts, 'prompt')}; {_filled(pair)}; intervals: bootstrap over prompts, 95 %"
         figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color=INK)
         return figure
 
@@ -69,23 +69,29 @@ def _scatter(axes: Axes, change: Change, title: str) -> None:
     ends = [float(both.min()), float(both.max()) or 1.0]
     axes.plot(ends, ends, color=BASELINE, linewidth=0.8, zorder=0)
     axes.set_title(f"{title}\n", fontsize=9)
-    interval = f"[{_signed(change.all_low)}, {_signed(change.all_high)}]"
-    overall = f"{change.all_dense:.3g} → {change.all_sparse:.3g}, change {interval}"
+    overall = f"{_number(change.all_dense)} → {_number(change.all_sparse)}, change {_interval(change)}"
     axes.text(0.0, 1.02, overall, transform=axes.transAxes, va="bottom", fontsize=7)
     axes.set_xlabel("dense", fontsize=7, labelpad=1)
     axes.set_ylabel("sparse", fontsize=7, labelpad=1)
     axes.tick_params(labelsize=7)
 
 
-def _signed(number: float) -> str:
-    """Four digits: ends of a narrow interval must not look alike."""
-    return f"{number:+.4g}"
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3g}"
+
+
+def _interval(change: Change) -> str:
+    """Four digits: ends of a narrow interval must not look alike. Of one prompt there is no interval."""
+    return "–" if np.isnan(change.all_low) else f"[{change.all_low:+.4g}, {change.all_high:+.4g}]"
 
 
 def _profiles(axes: Axes, pair: PairStatistics) -> None:
     for statistics, colour in ((pair.dense, DENSE), (pair.sparse, SPARSE)):
-        profile = np.nanmean(statistics.profile.reshape(-1, len(statistics.distance_bins)), axis=0)
-        axes.plot(range(len(profile)), profile, color=colour, marker="o", markersize=3, label=statistics.model)
+        profiles = statistics.profile.reshape(-1, len(statistics.distance_bins))
+        profiles = profiles[~np.isnan(profiles).any(1)]
+        profile = profiles.mean(0) if len(profiles) else np.full(profiles.shape[1], np.nan)
+        label = statistics.model if len(profiles) else f"{statistics.model} (carries nothing)"
+        axes.plot(range(len(profile)), profile, color=colour, marker="o", markersize=3, label=label)
     bins = pair.dense.distance_bins
     names = [str(low) if low < 2 else f"{low}+" for low in bins]
     axes.set_xticks(range(len(bins)), names, fontsize=7)

@@ -122,6 +122,11 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return target
 
 
+def counted(n: int, what: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def drawable(text: str) -> str:
     """Text in which characters without a glyph in the fonts of this machine are written out, as `U+1F389`."""
     glyphs = _glyphs()

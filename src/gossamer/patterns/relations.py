@@ -78,6 +78,11 @@ class Relations:
         order = [int(other) for other in np.argsort(-row, kind="stable") if not np.isnan(row[other])]
         return [(other, float(row[other])) for other in order[:n]]
 
+    def n_compared(self, head: int, other: int) -> int:
+        """On how many pairs of tokens the relation of two heads rests: those where at least one has an edge."""
+        edges = self.n_edges[head] + self.n_edges[other]
+        return round(float(edges / (1 + np.nan_to_num(self.overlap[head, other]))))
+
     def order(self, measure: str = "pearson") -> list[int]:
         """Heads so that like stands beside like (average linkage); heads without relations come last."""
         return clustering_order(self.matrix(measure))
