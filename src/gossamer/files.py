@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -82,6 +83,36 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise GossamerError(f"{path} could not be read as JSON ({error}); check that the file is complete.") from error
+
+
+def read_record(path: str | Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON object that must have these keys."""
+    record = read_json(path)
+    if not isinstance(record, dict):
+        raise GossamerError(f"{path} holds no JSON object, so it is damaged; copy it again or begin anew elsewhere.")
+    for key in keys:
+        if key not in record:
+            raise GossamerError(f"{path} lacks {key!r}, so it is damaged; copy it again or begin anew elsewhere.")
+    return record
+
+
+def require_folder_name(path: str | Path) -> None:
+    """Refuse, before any work is done, a place where no folder can be written."""
+    for place in (Path(path), *Path(path).parents):
+        if place.exists() and not place.is_dir():
+            raise GossamerError(f"{place} is a file; give the name of a folder to write.")
+
+
+def sweep(folder: Path, stem: str) -> None:
+    """Remove what writers of files named like the regular expression `stem` left in `folder` when they were killed."""
+    temporary = re.compile(rf"\.(?:{stem})-[a-z0-9_]{{8}}(?:-old)?(?:\.\w+)?")
+    for path in folder.glob(".*"):
+        if not temporary.fullmatch(path.name):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sha256(path: str | Path) -> str:

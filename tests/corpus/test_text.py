@@ -114,3 +114,18 @@ def test_missing_text_and_bad_lines_are_named(tmp_path, tok):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\nnot json\n')
     with pytest.raises(GossamerError, match="Line 2"):
         corpus.from_text(tmp_path / "bad.jsonl", tok, length=8)
+
+
+def test_a_name_that_is_nowhere_is_refused_after_one_question(tok, monkeypatch):
+    pytest.importorskip("datasets")
+    asked = []
+
+    def unknown(_, name, *, timeout):
+        asked.append((name, timeout))
+        raise OSError("no such dataset")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unknown)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("asked again and again"))
+    with pytest.raises(GossamerError, match=r"'selff' is no text file .*Did you mean 'self'"):
+        corpus.from_dataset("selff", tok, length=8, limit=4)
+    assert asked == [("selff", 5.0)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,66 @@ def test_a_finished_run_returns_its_model(tiny_folder: Path, tmp_path: Path, tex
     assert again.model.is_sparse
     with pytest.raises(GossamerError, match="already holds a run"):
         begin(str(tiny_folder), text=text, out=tmp_path / "run", **settings)
+
+
+BEGIN = {"steps": 2, "batch": 4, "held_out": 4, "length": 12}
+
+
+@pytest.mark.parametrize("stage", ["sampling", "calibrating", "finishing"])
+def test_interrupted_outside_the_loop_says_how_to_go_on(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def stops(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    place = {
+        "sampling": "gossamer.sparsify.text.TextSource.sequences",
+        "calibrating": "gossamer.sparsify.run.calibrate",
+        "finishing": "gossamer.sparsify.receipt.save_model",
+    }[stage]
+    whole = begin(str(tiny_folder), text="language", out=tmp_path / "whole", **BEGIN)
+    with monkeypatch.context() as patched:
+        patched.setattr(place, stops)
+        with pytest.raises(Interrupted, match=r"go on with `gossamer sparsify --resume .*run`"):
+            begin(str(tiny_folder), text="language", out=tmp_path / "run", **BEGIN)
+    again = go_on(tmp_path / "run")
+    assert again.report["end"] == whole.report["end"]
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "begin is a list": ("begin.json", lambda path: path.write_text("[1]"), "holds no JSON object"),
+    "begin lacks keys": ("begin.json", lambda path: path.write_text('{"format": 1}'), "lacks 'source'"),
+    "run is a list": ("run.json", lambda path: path.write_text("[1]"), "holds no JSON object"),
+    "text is cut off": ("text.safetensors", halved, "not a whole file of token sequences"),
+    "text is gone": ("text.safetensors", Path.unlink, "has lost its text"),
+    "weights are cut off": ("checkpoints/step-00000001/weights.safetensors", halved, "damaged or missing"),
+    "moments are gone": ("checkpoints/step-00000001/optimizer.safetensors", Path.unlink, "damaged or missing"),
+    "state lacks keys": ("checkpoints/step-00000001/state.json", lambda p: p.write_text("{}"), "lacks 'step'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run_is_explained(tiny_folder: Path, tmp_path: Path, text: Sequences, name: str) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        begin(str(tiny_folder), text=text, out=out, observer=SignalAt(1, signal.SIGINT), **BEGIN)
+    file, damage, words = DAMAGE[name]
+    damage(out / file)
+    with pytest.raises(GossamerError, match=words) as caught:
+        go_on(out)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_complete_run_that_lost_its_model_is_not_looked_up_elsewhere(
+    tiny_folder: Path, tmp_path: Path, text: Sequences
+) -> None:
+    first = begin(str(tiny_folder), text=text, out=tmp_path / "run", **BEGIN)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(GossamerError, match=r"its model is gone; remove .*report\.json"):
+        go_on(tmp_path / "run")
+    (tmp_path / "run" / "report.json").unlink()
+    assert go_on(tmp_path / "run").report["end"] == first.report["end"]

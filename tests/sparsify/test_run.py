@@ -279,3 +279,38 @@ def test_bad_input_leaves_nothing_behind(
 def test_a_missing_text_is_named(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(GossamerError, match=r"no text at nowhere\.txt"):
         begin(str(tiny_folder), text="nowhere.txt", out=tmp_path / "run", steps=1)
+
+
+SMALL: dict[str, Any] = {"steps": 2, "batch": 2, "length": 8, "held_out": 2, "slack": 0.5}
+
+
+def test_a_model_without_a_tokenizer_leaves_the_place_free(tiny_folder: Path, tmp_path: Path) -> None:
+    dense, out = load(str(tiny_folder)), tmp_path / "run"
+    tokenizer, dense.optional_tokenizer = dense.optional_tokenizer, None
+    with pytest.raises(GossamerError, match="without a tokenizer"):
+        begin(dense, text="self", out=out, **SMALL)
+    assert not out.exists()
+    dense.optional_tokenizer = tokenizer
+    assert begin(dense, text="self", out=out, **SMALL).model.is_sparse
+
+
+def test_a_failure_before_the_first_checkpoint_takes_back_what_it_wrote_and_nothing_else(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise GossamerError("no calibration today.")
+
+    monkeypatch.setattr("gossamer.sparsify.run.calibrate", fails)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(GossamerError, match="no calibration"):
+        begin(str(tiny_folder), text="language", out=out, **SMALL)
+    assert [path.name for path in out.rglob("*")] == ["notes.txt"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(GossamerError, match="file is a file; give the name of a folder"):
+            begin("a model that is never loaded", text="language", out=out, **SMALL)

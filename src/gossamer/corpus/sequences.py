@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gossamer.errors import GossamerError
@@ -72,8 +73,13 @@ class Sequences:
     @classmethod
     def load(cls, path: str | Path) -> Sequences:
         """Read what `save` wrote."""
-        tensors = load_file(path)
-        return cls(tensors["ids"], tensors.get("segments"))
+        try:
+            tensors = load_file(path)
+            return cls(tensors["ids"], tensors.get("segments"))
+        except (SafetensorError, OSError, KeyError) as error:
+            raise GossamerError(
+                f"{path} is not a whole file of token sequences ({error}); copy it or make it again."
+            ) from error
 
 
 def pack(documents: Iterable[list[int]], length: int, *, bos: int | None, limit: int | None = None) -> Sequences:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from gossamer.corpus.sequences import Sequences, pack
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TEXT_FILES = (".txt", ".md", ".jsonl", ".text")
+SELF, LANGUAGE = MADE = ("self", "language")  # texts that are made rather than read
+HUB_TIMEOUT_SECONDS = 5.0
 
 
 def read_documents(path: str | Path) -> Iterator[str]:
@@ -99,6 +101,8 @@ def _open_dataset(name: str, split: str) -> Iterable[dict[str, str]]:
         import datasets
     except ImportError as error:
         raise GossamerError("Reading a dataset needs one more package: pip install 'gossamer[datasets]'.") from error
+    if not Path(name).is_dir():
+        _require_on_the_hub(name)
     try:
         if Path(name).is_dir():
             loaded = datasets.load_from_disk(name)
@@ -107,6 +111,19 @@ def _open_dataset(name: str, split: str) -> Iterable[dict[str, str]]:
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetNotFoundError) as error:
         reason = str(error).splitlines()[0]
         raise GossamerError(f"The dataset {name} (split {split}) could not be opened: {reason}") from error
+
+
+def _require_on_the_hub(name: str) -> None:
+    """One short question; the library itself would ask again and again for half a minute."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(name, timeout=HUB_TIMEOUT_SECONDS)
+    except Exception as error:  # the network layer's own exceptions, which change between versions
+        raise GossamerError(
+            f"{name!r} is no text file or folder here, and no dataset of that name was found on the hub "
+            f"({type(error).__name__}); give a file, a folder, a dataset, 'language' or 'self'.{nearest(name, MADE)}"
+        ) from error
 
 
 @torch.no_grad()

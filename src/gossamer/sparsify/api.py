@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gossamer.errors import GossamerError
-from gossamer.files import read_json, write_json
-from gossamer.models import LoadedModel, load
+from gossamer.files import read_record, require_folder_name, sweep, write_json
+from gossamer.models import LoadedModel, load, load_folder
 from gossamer.sparsify.config import SparsifyConfig
 from gossamer.sparsify.data import Sequences, split_held_out
 from gossamer.sparsify.distributed import Processes
@@ -23,7 +23,7 @@ from gossamer.sparsify.interrupt import Interrupted
 from gossamer.sparsify.observer import Observer
 from gossamer.sparsify.pace import Stopwatch, measure_cost, too_short
 from gossamer.sparsify.run import Run, TrainResult
-from gossamer.sparsify.state import disk_watched
+from gossamer.sparsify.state import DiskFullError, checkpoint_folders, disk_watched
 from gossamer.sparsify.text import SELF, Text, TextSource, check_length, default_length, source_of
 
 FORMAT = 1
@@ -58,6 +58,7 @@ def begin(
     """`sparsify`, with the receipt."""
     config = _with_habits(SparsifyConfig.from_dict(settings), settings, text)
     folder = Path(out)
+    require_folder_name(folder)
     if any((folder / name).exists() for name in ("begin.json", "run.json")):
         raise GossamerError(f"{folder} already holds a run: resume it, or choose another folder.")
     watch, observer = Stopwatch(), observer or Observer()
@@ -69,10 +70,17 @@ def begin(
     if processes.is_main:
         if isinstance(plan.text, Sequences):
             _save_text(folder, plan.text)
+        else:
+            (folder / "text.safetensors").unlink(missing_ok=True)  # of a run that was never begun
         with disk_watched("begin.json"):
             write_json(folder / "begin.json", plan.to_dict(loaded))
     processes.wait()
-    return _carry_out(plan, loaded, folder, processes, observer, watch, resume=False)
+    try:
+        return _carry_out(plan, loaded, folder, processes, observer, watch, resume=False)
+    except GossamerError as error:
+        if processes.is_main and not isinstance(error, Interrupted | DiskFullError):
+            _take_back(folder)
+        raise
 
 
 def _with_habits(config: SparsifyConfig, given: dict[str, Any], text: Text) -> SparsifyConfig:
@@ -96,19 +104,48 @@ def go_on(out: str | Path, *, model: LoadedModel | None = None, observer: Observ
     folder = Path(out)
     if not (folder / "begin.json").exists():
         raise GossamerError(f"There is no run in {folder} that could be resumed; begin one with `gossamer sparsify`.")
-    record = read_json(folder / "begin.json")
-    if record.get("format") != FORMAT:
-        raise GossamerError(f"{folder} holds a run of format {record.get('format')}, and this version reads {FORMAT}.")
+    record = read_record(folder / "begin.json", "format", "source", "device", "config", "text", "sequences")
+    if record["format"] != FORMAT:
+        raise GossamerError(f"{folder} holds a run of format {record['format']}, and this version reads {FORMAT}.")
     if (folder / "report.json").exists():
-        return TrainResult(load(str(folder / "model")), read_json(folder / "report.json"), folder)
+        return _finished(folder)
     loaded = model or load(record["source"], device=record["device"])
+    processes = Processes(loaded.device)
+    if processes.is_main:
+        _sweep(folder)
     plan = _Plan(
         SparsifyConfig.from_dict(record["config"]),
-        TextSource(**record["text"]) if record["text"] else None,
+        TextSource.from_dict(record["text"]) if record["text"] else None,
         record["sequences"],
     )
     observer = observer or Observer()
-    return _carry_out(plan, loaded, folder, Processes(loaded.device), observer, Stopwatch(), resume=True)
+    return _carry_out(plan, loaded, folder, processes, observer, Stopwatch(), resume=True)
+
+
+def _take_back(folder: Path) -> None:
+    """Leave nothing of a run that failed before its first checkpoint, so that the next try finds the place free."""
+    if checkpoint_folders(folder):
+        return
+    for name in ("begin.json", "text.safetensors", "run.json", "metrics.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    for place in (folder / "checkpoints", folder):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+
+
+def _finished(folder: Path) -> TrainResult:
+    if not (folder / "model").is_dir():
+        raise GossamerError(
+            f"The run in {folder} is complete but its model is gone; remove {folder / 'report.json'} and resume, to "
+            "make it again from the last checkpoint."
+        )
+    return TrainResult(load_folder(folder / "model"), read_record(folder / "report.json", "end", "dense"), folder)
+
+
+def _sweep(folder: Path) -> None:
+    """A process that was killed could not remove what it was writing."""
+    sweep(folder, "begin|text|run|report|training|model")
+    sweep(folder / "checkpoints", r"step-\d+")
 
 
 @dataclass(frozen=True)
@@ -215,24 +252,25 @@ def _carry_out(
     *,
     resume: bool,
 ) -> TrainResult:
-    """Make the text, if it is not there yet, and train."""
-    path = out / "text.safetensors"
-    if not path.exists() and processes.is_main:
-        assert isinstance(plan.text, TextSource)
+    """Make the text, if it is not there yet, and train; whatever is stopped from here on can be resumed."""
+    try:
+        _make_text(plan, model, out, processes, observer)
+        text, held_out = split_held_out(Sequences.load(out / "text.safetensors"), plan.config.held_out)
+        begun = (out / "run.json").exists()
+        run = Run(model, text, held_out, plan.config, out, observer, resume=resume and begun, watch=watch)
+        return run.complete()
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"Stopped at once: go on with `gossamer sparsify --resume {out}`.") from stop
+
+
+def _make_text(plan: _Plan, model: LoadedModel, out: Path, processes: Processes, observer: Observer) -> None:
+    if processes.is_main and not (out / "text.safetensors").exists():
+        if not isinstance(plan.text, TextSource):
+            raise GossamerError(f"The run in {out} has lost its text.safetensors; restore it or begin anew elsewhere.")
         if plan.text.is_made:
             observer.says(f"Making {plan.n_sequences:,} sequences of text ({plan.text.name})")
-        try:
-            _save_text(out, plan.text.sequences(model, plan.n_sequences))
-        except KeyboardInterrupt as stop:
-            raise Interrupted(
-                f"Stopped while preparing the text: go on with `gossamer sparsify --resume {out}`."
-            ) from stop
+        _save_text(out, plan.text.sequences(model, plan.n_sequences))
     processes.wait()
-    text = Sequences.load(path)
-    begun = (out / "run.json").exists()
-    text, held_out = split_held_out(text, plan.config.held_out)
-    run = Run(model, text, held_out, plan.config, out, observer, resume=resume and begun, watch=watch)
-    return run.complete()
 
 
 def _save_text(out: Path, text: Sequences) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer import __version__
 from gossamer.errors import GossamerError
-from gossamer.files import read_json, write_json
+from gossamer.files import read_record, write_json
 from gossamer.models import LoadedModel
 from gossamer.models.loaded import weights_sha256
 from gossamer.sparsify.calibrate import Calibration, calibrate, score_units
@@ -44,6 +44,7 @@ from gossamer.sparsify.student import prepare
 from gossamer.sparsify.trainer import NotFiniteError, StepRecord, Trainer
 
 RUN_FORMAT = 1
+RUN_KEYS = ("config", "model", "text", "held_out")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Run:
             raise GossamerError(f"The sequences are {self.text.length} tokens long, and the settings say {length}.")
         config = config.replace(length=length)
         if record.exists():
-            return self._settings_of(read_json(record), config, resume=resume)
+            return self._settings_of(read_record(record, *RUN_KEYS), config, resume=resume)
         if config.steps is None:
             self.observer.says("Measuring the speed of a training step")
             config = self._fit_into_minutes(config)

@@ -25,10 +25,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gossamer.errors import GossamerError
-from gossamer.files import atomic_folder, read_json
+from gossamer.files import atomic_folder, read_record
 from gossamer.sparsify.trainer import Trainer
 
 FORMAT = 1
+STATE_KEYS = (
+    *("step", "multiplier", "dense_loss", "elapsed", "divergence", "best_measurement"),
+    *("calibration", "units", "metrics_bytes"),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -75,27 +79,37 @@ def save_checkpoint(out: Path, trainer: Trainer, extra: dict[str, Any], best: di
 
 def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
     """Put the trainer into the checkpoint's state and return what was stored beside it."""
-    state: dict[str, Any] = read_json(folder / "state.json")
+    state = read_record(folder / "state.json", *STATE_KEYS)
     if state.get("format") != FORMAT:
         raise GossamerError(
             f"{folder} is a checkpoint of format {state.get('format')}, and this version reads {FORMAT}."
         )
     load_weights(folder / "weights.safetensors", trainer)
-    _load_moments(load_file(folder / "optimizer.safetensors"), trainer)
+    _load_moments(folder / "optimizer.safetensors", trainer)
     trainer.multiplier.load_state_dict(state["multiplier"])
     trainer.step = int(state["step"])
     best = folder / "best.safetensors"
-    return state | {"best": load_file(best) if best.exists() else None}
+    return state | {"best": _read_tensors(best) if best.exists() else None}
 
 
 def load_weights(path: Path, trainer: Trainer) -> None:
     """Read the trainable weights back."""
-    stored, present = load_file(path), trainer.student.trainable()
-    if stored.keys() != present.keys():
+    stored, present = _read_tensors(path), trainer.student.trainable()
+    if {name: w.shape for name, w in stored.items()} != {name: w.shape for name, w in present.items()}:
         raise GossamerError(f"{path} holds other weights than this model trains: it belongs to another run.")
     with torch.no_grad():
         for name, parameter in present.items():
             parameter.copy_(stored[name])
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise GossamerError(
+            f"{path} is damaged or missing ({error}), so the run cannot go on from this checkpoint; restore the "
+            "file or begin anew in another folder."
+        ) from error
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
@@ -114,10 +128,12 @@ def _moments(trainer: Trainer) -> dict[str, Tensor]:
     return tensors
 
 
-def _load_moments(tensors: dict[str, Tensor], trainer: Trainer) -> None:
+def _load_moments(path: Path, trainer: Trainer) -> None:
     parameters = trainer.student.trainable()
-    for path, value in tensors.items():
-        key, name = path.split("/", 1)
+    for place, value in _read_tensors(path).items():
+        key, _, name = place.partition("/")
+        if name not in parameters:
+            raise GossamerError(f"{path} holds {place!r}, which this model does not train: it belongs to another run.")
         parameter = parameters[name]
         device = "cpu" if key == "step" and not trainer.optimizer.defaults["fused"] else parameter.device
         trainer.optimizer.state[parameter][key] = value.to(device)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from gossamer import corpus
-from gossamer.corpus.text import TEXT_FILES
+from gossamer.corpus.text import LANGUAGE, SELF, TEXT_FILES
 from gossamer.errors import GossamerError
 from gossamer.models import LoadedModel
 from gossamer.sparsify.data import Sequences
 
-SELF, LANGUAGE = "self", "language"
 LONGEST_BY_DEFAULT = 256
 TIMED_SEQUENCES = 128
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -62,6 +61,13 @@ class TextSource:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"name": self.name, "length": self.length, "seed": self.seed}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> TextSource:
+        """The record `to_dict` wrote."""
+        if not isinstance(data, dict) or data.keys() != {"name", "length", "seed"}:
+            raise GossamerError(f"A text is described by its name, length and seed, not by {data!r}; begin anew.")
+        return cls(**data)
 
     def _is_dataset(self) -> bool:
         path = Path(self.name)
