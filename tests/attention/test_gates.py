@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -371,3 +373,33 @@ def test_an_adapter_on_the_output_projection_is_refused_for_flow_gates(gated: Ma
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["o_proj"]))
     with pytest.raises(GossamerError, match="adapter on the attention's output projection"):
         wrapped(ids_BT)
+
+
+@pytest.mark.parametrize("how", ["as it is", "deepcopy", "peft", "pickle"])
+def test_a_gated_model_on_another_attention_function_does_not_run(gated: Make, ids_BT: Tensor, how: str) -> None:
+    model: Any = gated("gpt2", "logit", torch.float32)
+    model.eval()
+    if how == "deepcopy":
+        model = copy.deepcopy(model)
+    elif how == "pickle":
+        model = pickle.loads(pickle.dumps(model))
+    elif how == "peft":
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)).eval()
+    host = model.get_base_model() if how == "peft" else model
+    before = model(ids_BT).logits
+    for other in ("eager", "sdpa"):
+        host.set_attn_implementation(other)
+        with pytest.raises(GossamerError, match=f"switched to '{other}'.*set_attn_implementation"):
+            model(ids_BT)
+    host.set_attn_implementation(ATTENTION_NAME)
+    assert torch.equal(model(ids_BT).logits, before)
+
+
+def test_a_detached_model_runs_on_any_attention_function(gated: Make, ids_BT: Tensor) -> None:
+    model = gated("gpt2", "logit")
+    detach_gates(model)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    dense = model(ids_BT).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(ids_BT).logits, dense)

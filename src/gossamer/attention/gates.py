@@ -150,6 +150,7 @@ def attach_gates(model: nn.Module, sites: Sequence[AttentionSite], config: GateC
         site.module.gate = Gate(config.kind, site.n_heads, config.offset).to(device)
         path = _child_path(site.module, site.output_projection) if config.kind == "flow" else None
         setattr(site.module, MARK, SiteMark(site.layer, site.n_heads, config.kind, path))
+        site.module.register_forward_pre_hook(_require_gossamer)
         if config.kind == "flow":
             assert site.residual_source is not None
             ResidualNorm.watch(site.residual_source, site.module)
@@ -162,6 +163,7 @@ def detach_gates(model: nn.Module) -> None:
     for mark, module in attentions_of(model):
         if hasattr(module, "gate"):
             del module.gate
+        _remove_hook(module, _require_gossamer)
         setattr(module, MARK, SiteMark(mark.layer, mark.n_heads))
         if hasattr(module.config, GATE_KEY):
             delattr(module.config, GATE_KEY)
@@ -169,6 +171,21 @@ def detach_gates(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and hasattr(part.config, GATE_KEY):
             delattr(part.config, GATE_KEY)
+
+
+def _require_gossamer(module: nn.Module, _inputs: object) -> None:
+    """Runs before a gated attention, since one that was switched away from Gossamer's function never reaches it."""
+    chosen = getattr(module.config, "_attn_implementation", None)
+    if chosen != ATTENTION_NAME:
+        raise GossamerError(
+            f"This model has gates but its attention was switched to {chosen!r}, which would run it as a dense model; "
+            f"switch back with set_attn_implementation({ATTENTION_NAME!r}), or detach the gates."
+        )
+
+
+def _remove_hook(module: nn.Module, unwanted: object) -> None:
+    for key in [key for key, hook in module._forward_pre_hooks.items() if hook is unwanted]:
+        del module._forward_pre_hooks[key]
 
 
 def gates_of(model: nn.Module) -> list[Gate]:
