@@ -17,7 +17,7 @@ from gossamer.figures.maps import BOLD, Box, text_width
 
 GAP, PAD, HEADING, MARGIN, AXIS = 0.13, 0.17, 0.5, 0.12, 0.2  # inches; AXIS is for the letter of an axis
 ENLARGED = (1.05, 1.25, 1.5, 1.75, 2.0)  # sides to choose from
-SMALL_UP_TO = ((12, (0.82, 1.0, 1.2)), (48, (0.82,)), (90, (0.62,)))  # so many maps may have such sides
+SMALL_UP_TO = ((4, (0.82, 1.0, 1.2, 1.4, 1.6)), (12, (0.82, 1.0, 1.2)), (48, (0.82,)), (90, (0.62,)))  # by number
 SMALLEST = (0.5,)
 MORE_THAN_SMALL = 1.25  # times the side of the others
 WIDE_FOR_ITS_HEIGHT, WIDEST, HIGHEST = 1.8, 13.5, 10.0
