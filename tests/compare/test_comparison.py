@@ -17,8 +17,9 @@ from gossamer.errors import GossamerError
 from gossamer.files import read_json, write_json
 from gossamer.maps.capture import capture
 from gossamer.models import LoadedModel
+from gossamer.patterns.change import Limits
 from gossamer.patterns.relations import relate
-from gossamer.patterns.taxonomy import classify
+from gossamer.patterns.taxonomy import Thresholds, classify
 
 Models = tuple[LoadedModel, LoadedModel]
 
@@ -134,6 +135,15 @@ def test_heads_alone_when_edges_are_not_wanted(models: Models, tmp_path: Path) -
     assert quick.prompts == "2 prompts"
     assert quick.dense.maps.n_prompts == 2
     assert Comparison.load(quick.save(tmp_path / "quick")).circuits is None
+
+
+def test_thresholds_and_limits_reach_labels_and_statements(models: Models) -> None:
+    few = replace(QUICK, prompts=2, maps=2, attributed=0)
+    asked = {"thresholds": Thresholds(strong=0.9), "limits": Limits(prompts=2)}
+    found = compare(*models, "ioi", effort=few, force=True, **asked)  # type: ignore[arg-type]
+    assert found.dense.report.thresholds.strong == found.sparse.report.thresholds.strong == 0.9
+    assert found.statistics.limits.prompts == 2
+    assert found.statistics.statements[3].answer == "yes"  # one head is dead, and two prompts are enough now
 
 
 def test_what_cannot_be_compared_is_refused(models: Models) -> None:

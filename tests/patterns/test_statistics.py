@@ -70,6 +70,7 @@ def test_measures_equal_their_definition_row_by_row() -> None:
             "first_excess": np.mean([w[0] - w.sum() / len(w) for _, w, _ in rows]),
             "first_before": np.mean([p[0] for _, _, p in rows]),
             "first_excess_before": np.mean([p[0] - 1 / len(p) for _, _, p in rows]),
+            "effective_keys_before": np.mean([np.exp(stats.entropy(p)) for _, _, p in rows]),
             "entropy_before": np.mean([stats.entropy(p) for _, _, p in rows]),
             "open_per_query": np.mean([(w > 0).sum() for _, w, _ in rows]),
             "wash": np.mean(

@@ -14,6 +14,8 @@ from gossamer.errors import GossamerError
 from gossamer.files import read_json, write_json
 from gossamer.maps import AttentionMaps, from_matrices
 from gossamer.patterns.constructed import KINDS, construct, repeating_text
+from gossamer.patterns.settings import thresholds_and_limits
+from gossamer.patterns.statements import Limits
 from gossamer.patterns.taxonomy import LABELS, PATTERNS, PatternReport, Thresholds, classify
 
 T = 40
@@ -288,6 +290,7 @@ def test_dead_is_told_from_nearly_empty() -> None:
     heads = [np.zeros((T, T)), edges_at((5, 5), length=T), first_only]
     report = classify(maps_of(*heads, gated=True))
     assert set(report.labels[0]) == {"near-empty"}
+    assert report.heads_of("near-empty") == [(0, 2), (0, 1), (0, 0)]
     assert report.describe(0, 0) == "L0H0 dead (no open edge)"
     assert report.describe(0, 1).startswith("L0H1 near-empty (0.9")
     assert report.describe(0, 2) == "L0H2 near-empty (1.00)"
@@ -298,3 +301,18 @@ def test_prompts_of_one_token_say_nothing() -> None:
     assert report.labels[0] == ("other", "other")
     assert all(np.isnan(score).all() for score in report.scores.values())
     assert report.describe(0, 1) == "L0H1 other (too few rows carry anything)"
+
+
+def test_thresholds_by_name() -> None:
+    assert thresholds_and_limits({}) == (Thresholds(), Limits())
+    chosen = thresholds_and_limits({"strong": 0.5, "window": 4, "gone": 0.1, "prompts": 3})
+    assert chosen == (Thresholds(strong=0.5, window=4), Limits(gone=0.1, prompts=3))
+    for wrong, message in (
+        ({"strnog": 0.5}, "Did you mean 'strong'"),
+        ({"strong": "high"}, "number from 0, not 'high'"),
+        ({"window": 4.5}, "a whole number"),
+        ({"gone": -1}, "from 0"),
+        ({"gone": True}, "a number"),
+    ):
+        with pytest.raises(GossamerError, match=message):
+            thresholds_and_limits(wrong)

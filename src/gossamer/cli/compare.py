@@ -14,6 +14,7 @@ from gossamer.cli.console import err, out, say_json, show_section
 from gossamer.cli.loading import load_all
 from gossamer.cli.prompts import read_prompts
 from gossamer.cli.report import Report
+from gossamer.cli.settings import parsed
 from gossamer.cli.transcoding import find_transcoders
 from gossamer.errors import GossamerError
 
@@ -43,6 +44,9 @@ def command(
     position_removed: Annotated[
         bool, typer.Option("--position-removed", help="Relate heads without what distance alone explains.")
     ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Another threshold or limit, NAME=VALUE; may be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives other prompts.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Heads only, and fewer prompts.")] = False,
     transcoder: Annotated[
@@ -56,8 +60,10 @@ def command(
     if not 0 < level <= 1:
         raise GossamerError(f"The level is a share of the effect between 0 and 1, for example 0.9, not {level:g}.")
     from gossamer.compare import compare
+    from gossamer.patterns.settings import thresholds_and_limits
     from gossamer.tasks import task_from_file
 
+    thresholds, limits = thresholds_and_limits(parsed(settings or [], "gone=0.1"))
     dense_model, sparse_model = load_all([dense, sparse])
     effort = _effort(n, quick=quick)
     with err.status("comparing") as status:
@@ -70,6 +76,8 @@ def command(
             effort=effort,
             level=level,
             position_removed=position_removed,
+            thresholds=thresholds,
+            limits=limits,
             seed=seed,
             force=force,
             tell=lambda message: status.update(escape(message)),

@@ -24,6 +24,7 @@ MEASURES = {
     "first_excess": "the same, carried",
     "carried": "mass a row carries",
     "entropy": "row entropy, nats",
+    "effective_keys_before": "effective number of keys, before the gate",
     "effective_keys": "effective number of keys",
     "peak": "largest weight of a row",
     "intensity": "mean weight of an open edge",

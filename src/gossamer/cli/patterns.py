@@ -13,6 +13,7 @@ from gossamer.cli.loading import load_one
 from gossamer.cli.pattern_sections import counted, sections
 from gossamer.cli.prompts import read_prompts
 from gossamer.cli.report import Report
+from gossamer.cli.settings import parsed
 from gossamer.errors import GossamerError
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def command(
     position_removed: Annotated[
         bool, typer.Option("--position-removed", help="Relate heads without what distance alone explains.")
     ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Another threshold, NAME=VALUE; may be repeated.")
+    ] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Write the result, pictures and a page here.")
     ] = None,
@@ -41,6 +45,9 @@ def command(
     """Capture the attention maps of every head and say what it does: sink, diagonal, induction, diffuse, and so on."""
     if not prompts and not text:
         raise GossamerError('Say what the model should read: --prompt "..." or --text with a file, language or self.')
+    from gossamer.patterns.settings import thresholds_and_limits
+
+    thresholds, _ = thresholds_and_limits(parsed(settings or [], "strong=0.5"))
     loaded = load_one(model)
     from gossamer.maps.capture import capture
     from gossamer.patterns.reading import read_patterns
@@ -51,7 +58,7 @@ def command(
         status.update("attention maps")
         maps = capture(loaded, read, floor=floor)
         status.update("patterns, statistics, relations")
-        found = read_patterns(maps, position_removed=position_removed)
+        found = read_patterns(maps, thresholds=thresholds, position_removed=position_removed)
     if out_folder is not None:
         err.print(
             escape(f"The page is {write(found, out_folder)}; the result can be loaded from {out_folder / RESULT}.")

@@ -15,12 +15,11 @@ from gossamer.circuits.smallest import HeadCircuits, smallest_circuit
 from gossamer.compare.comparison import Comparison, Side
 from gossamer.corpus import Sequences
 from gossamer.errors import GossamerError
-from gossamer.maps import AttentionMaps
 from gossamer.maps.capture import Prompts, capture
 from gossamer.models import LoadedModel
-from gossamer.patterns.change import dense_to_sparse
+from gossamer.patterns.change import Limits, dense_to_sparse
 from gossamer.patterns.relations import relate
-from gossamer.patterns.taxonomy import classify
+from gossamer.patterns.taxonomy import Thresholds, classify
 from gossamer.tasks import Task, get
 
 Tell = Callable[[str], None]
@@ -54,16 +53,18 @@ def compare(
     effort: Effort = FULL,
     level: float = 0.9,
     position_removed: bool = False,
+    thresholds: Thresholds | None = None,
+    limits: Limits | None = None,
     seed: int = 0,
     force: bool = False,
     tell: Tell | None = None,
 ) -> Comparison:
     """Two models on one task: circuits, maps, patterns, statistics, relations, and the heads that carry the answer.
 
-    Maps are of the task's clean prompts, or of `prompts`: texts, token ids or `Sequences`. `transcoders` None are the
-    bundled ones of bundled models; without any, attribution is of tokens alone. `position_removed` relates heads
-    without what the distance of tokens explains. A task that the dense model cannot do is refused, unless `force` is
-    set.
+    Maps are of the task's clean prompts, or of `prompts`: texts, token ids or `Sequences`. `transcoders` None are
+    the bundled ones of bundled models; without any, attribution is of tokens alone. `position_removed` relates
+    heads without what the distance of tokens explains; `thresholds` are those of labels, `limits` those of
+    statements. A task that the dense model cannot do is refused, unless `force` is set.
     """
     require_pair(dense, sparse)
     say = tell or (lambda message: None)
@@ -81,9 +82,9 @@ def compare(
         description=task.description,
         prompts=f"prompts of {task.name}" if prompts is None else _named(prompts),
         level=level,
-        dense=_side(maps[0], heads[0]),
-        sparse=_side(maps[1], heads[1]),
-        statistics=dense_to_sparse(*maps, seed=seed, resamples=effort.resamples),
+        dense=Side(maps[0], classify(maps[0], thresholds), heads[0]),
+        sparse=Side(maps[1], classify(maps[1], thresholds), heads[1]),
+        statistics=dense_to_sparse(*maps, seed=seed, resamples=effort.resamples, limits=limits),
         relations=relate(*maps, position_removed=position_removed),
         circuits=circuits,
         attribution=attribution,
@@ -159,10 +160,6 @@ def _circuits(
         )
         heads.append(found)
     return (heads[0], heads[1]), None
-
-
-def _side(maps: AttentionMaps, heads: HeadCircuits) -> Side:
-    return Side(maps, classify(maps), heads)
 
 
 def _named(prompts: Prompts) -> str:

@@ -3,6 +3,7 @@
 Rows with a single allowed key are left out. With R_i the mass a row carries and n_i the keys it may look at:
 
     entropy_before, first_before     of the softmax: mean row entropy (nats), mean mass on the document's first token
+    effective_keys_before            of the softmax: mean of the exponential of the row entropy
     first_excess_before              first_before minus what even attention gives it, the mean of 1 / n_i
     carried                          mean R_i (1 without a gate)
     entropy, effective_keys          of w_i / R_i, and its exponential; means over rows that carry something
@@ -38,6 +39,7 @@ MEASURES = (
     "entropy_before",
     "first_before",
     "first_excess_before",
+    "effective_keys_before",
     "carried",
     "entropy",
     "effective_keys",
@@ -183,9 +185,11 @@ class _Table:
         near = self.by_row(np.where(self.distance <= 1, self.weight, 0.0))
         far = self.by_row(self.weight * self.distance)
         carried = self.over(self.sums)
+        entropy_before = self.maps.rows.entropy.reshape(self.n_heads, -1).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             return {
-                "entropy_before": self.over(self.maps.rows.entropy.reshape(self.n_heads, -1).astype(np.float64)),
+                "entropy_before": self.over(entropy_before),
+                "effective_keys_before": self.over(np.exp(entropy_before)),
                 "first_before": self.over(first_before),
                 "first_excess_before": self.over(first_before - even),
                 "carried": carried,

@@ -91,9 +91,12 @@ class PatternReport:
         return {label: flat.count(label) for label in LABELS if label in flat}
 
     def heads_of(self, label: str) -> list[tuple[int, int]]:
-        """The heads with a label, those first that stand out most: by clarity above the best pattern beside it."""
+        """The heads with a label, those first that stand out most: by clarity above the best pattern beside it.
+
+        Dead heads come last: there is nothing to see in them.
+        """
         found = [(layer, head) for layer, row in enumerate(self.labels) for head, one in enumerate(row) if one == label]
-        return sorted(found, key=lambda head: -self.margin(*head))
+        return sorted(found, key=lambda head: (self.open_edges[head] == 0, -self.margin(*head)))
 
     def margin(self, layer: int, head: int) -> float:
         """How far a head's clarity lies above the best of the patterns that are not in its label."""
