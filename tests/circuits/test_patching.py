@@ -201,6 +201,21 @@ def test_a_part_of_the_prompts_is_ranked_by_the_difference_over_all() -> None:
     assert noising.ranking(prompts=[3]) == [(0, 0), (0, 1), (0, 2)]
 
 
+def test_runs_that_no_memory_holds_are_refused_with_their_size(monkeypatch) -> None:
+    model, task = tiny("gpt2"), make_task(2)
+    held = sum(
+        tensor.numel() * tensor.element_size()
+        for group in PairedRuns(model, task).groups
+        for run in (group.clean, group.corrupt)
+        for tensor in (*run.hidden_LNSD, *run.heads_LNSHE, *run.mlps_LNSD)
+    )
+    monkeypatch.setattr("gossamer.circuits.runs.memory_of", lambda device: held)
+    PairedRuns(model, task)
+    monkeypatch.setattr("gossamer.circuits.runs.memory_of", lambda device: held - 1)
+    with pytest.raises(GossamerError, match=r"runs of 2 prompts of random take 0 GB, and cpu has 0 GB; take fewer"):
+        PairedRuns(model, task)
+
+
 def test_masks_of_single_edges_count_in_what_fits_the_memory(monkeypatch) -> None:
     runs = PairedRuns(tiny("gpt2"), make_task(2))
     assert runs.rows_per_forward(9, 0, masked=True) <= runs.rows_per_forward(9, 0)

@@ -49,7 +49,7 @@ def edge_curve(
     """
     runs = runs or PairedRuns(model, task, whole=True, batch=batch)
     assert runs.whole, "edges need the runs of whole prompts"
-    if edges.provenance["task"].get("fingerprint") != task.fingerprint:
+    if edges.provenance.get("task", {}).get("fingerprint") != task.fingerprint:
         raise GossamerError(
             f"These edges were scored on other prompts than those of {task.name}; score them on the task they are used"
             " for."

@@ -15,6 +15,8 @@ Where interventions act is said in `hooks`.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -81,8 +83,10 @@ class PairedRuns:
         self.batch, self.progress = batch, progress
         self.parts: Anatomy = model.anatomy
         model.hf.eval()
+        planned = list(self._grouped())
+        self._require_room(planned)
         with torch.no_grad():
-            self.groups = [self._record(tokens, start) for tokens, start in self._grouped()]
+            self.groups = [self._record(tokens, start) for tokens, start in planned]
         self.baseline = Baseline(self._in_task_order("clean"), self._in_task_order("corrupt"))
 
     def _in_task_order(self, which: WhichRun) -> Floats:
@@ -103,6 +107,17 @@ class PairedRuns:
                 step = self.rows_per_forward(tokens.clean_BT.shape[1], start)
                 for first in range(0, len(by_start[start]), step):
                     yield select(tokens, by_start[start][first : first + step]), start
+
+    def _require_room(self, planned: Sequence[tuple[TokenBatch, int]]) -> None:
+        """Both runs of all prompts are held at once; better a sentence now than a killed process later."""
+        per_token = 2 * 3 * self.parts.n_layers * self.parts.d_model * self.model.dtype.itemsize
+        recorded = per_token * sum(len(tokens) * (tokens.clean_BT.shape[1] - start) for tokens, start in planned)
+        memory = memory_of(self.model.device)
+        if recorded > memory:
+            raise GossamerError(
+                f"The recorded runs of {len(self.task)} prompts of {self.task.name} take {recorded / 1e9:,.0f} GB, and"
+                f" {self.model.device} has {memory / 1e9:,.0f} GB; take fewer or shorter prompts."
+            )
 
     def _first_differences(self, tokens: TokenBatch) -> list[int]:
         if self.whole:
@@ -244,6 +259,16 @@ class PairedRuns:
             flips += int((again != one.repeat(2, 1, 1, 1)).sum())
             total += again.numel()
         return flips, total
+
+
+def memory_of(device: torch.device) -> int:
+    """All memory of a device, in bytes; without limit where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
 
 
 def select(tokens: TokenBatch, indices: Sequence[int]) -> TokenBatch:
