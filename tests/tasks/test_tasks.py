@@ -1,5 +1,4 @@
 import re
-from collections import Counter
 from random import Random
 
 import pytest
@@ -71,16 +70,44 @@ def test_the_seed_sentence_is_eight_tokens_behind_the_bos(tok):
     assert encode(tok, 'The opposite of "large" is "small')[-1:] == [tok.convert_tokens_to_ids("small")]
 
 
-def test_held_out_prompts_share_no_content_with_the_training_stream(tok):
+NAMES = "|".join(Lexicon().names)
+
+
+def giving_pairs(text: str) -> set[frozenset[str]]:
+    """The pairs of names in the sentences of giving, in any of their templates."""
+    found = set()
+    for template in forms.IOI_TEMPLATES:
+        words = re.sub(r"\\{(\w)\\}", rf"(?P<\1>{NAMES})", re.escape(template))
+        sentence = re.sub(r"\\{\w+\\}", r"\\w+", words)
+        found |= {frozenset((match["a"], match["b"])) for match in re.finditer(sentence, text)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """A part of the training stream."""
+    return "\n".join(language.document(5, index) for index in range(400))
+
+
+def test_held_out_pairs_of_names_are_in_no_giving_sentence_of_the_training_stream(tok, stream):
+    """Exactly that: two such names may still meet elsewhere, in a frame of opposites or in a story."""
+    held = {frozenset(re.findall(rf"\b({NAMES})\b", pair.clean)) for pair in tasks.get("ioi", tok, 2_000).pairs}
+    seen = giving_pairs(stream)
+    assert len(seen) > 100
+    assert not held & seen
+    assert all(is_held_out("names " + " ".join(sorted(pair))) for pair in held)
+    assert not any(is_held_out("names " + " ".join(sorted(pair))) for pair in seen)
+
+
+def test_a_held_out_pair_in_a_giving_sentence_would_be_noticed(tok, stream):
+    for pair in tasks.get("ioi", tok, 50).pairs:
+        [added] = giving_pairs(stream + "\n" + pair.completed()) - giving_pairs(stream)
+        assert added == frozenset(re.findall(rf"\b({NAMES})\b", pair.clean))
+
+
+def test_other_held_out_prompts_share_with_the_training_stream_nothing_of_their_own_form(tok, stream):
+    """First years, parameters, sequences, and words in their frames; a first year may be the last year of another."""
     held = {name: tasks.get(name, tok, 200) for name in tasks.NAMES}
-    stream = "\n".join(language.document(5, index) for index in range(400))
-    names = "|".join(Lexicon().names)
-    together = rf"\b({names}) and ({names})\b (?:went|were|had|left|walked)"
-    seen_pairs = {frozenset(found) for found in re.findall(together, stream)}
-    assert len(seen_pairs) > 50
-    for pair in held["ioi"].pairs:
-        people = Counter(re.findall(rf"\b({names})\b", pair.clean))
-        assert frozenset(people) not in seen_pairs
     seen_years = set(re.findall(r"(?:from the year|from|in) (\d{4})", stream))
     assert len(seen_years) > 50
     for pair in held["greater-than"].pairs:
@@ -90,7 +117,7 @@ def test_held_out_prompts_share_no_content_with_the_training_stream(tok):
     for pair in held["docstring"].pairs:
         assert re.search(r"self, (\w+, \w+, \w+)\)", pair.clean).group(1) not in seen_signatures
     for pair in held["opposites"].pairs:
-        assert pair.clean not in stream or "The opposite of" not in pair.clean
+        assert pair.clean not in stream
     for pair in held["copy"].pairs:
         assert pair.clean[:40] not in stream
 

@@ -47,7 +47,9 @@ def what_both_can_do(demo: Demo) -> Section:
     results = tasks_command.measure([demo.dense, demo.sparse], list(NAMES), n=demo.prompts, seed=demo.seed)
     return Section(
         title="What both can do",
-        paragraphs=["Prompts that training never showed: other names, other years, other sequences."],
+        paragraphs=[
+            "Held-out prompts: other pairs of names in giving sentences, other years, other sequences than in training."
+        ],
         tables=[tasks_command.accuracy_table(results)],
         numbers={"results": [result.to_dict() for result in results]},
     )

@@ -46,7 +46,8 @@ def command(
 ) -> None:
     """List the tasks with an example each, and measure how often models do them.
 
-    The prompts are held out: the bundled models' training stream contains none of their names, years or sequences.
+    The prompts are held out: the bundled models' training text has none of their pairs of names in a giving sentence,
+    and none of their first years, sequences, parameters, or words in these frames.
     """
     from gossamer.tasks import NAMES
 
