@@ -365,6 +365,24 @@ def test_the_sheet_prints_the_statements() -> None:
         assert statement.answer in texts
 
 
+def test_statements_have_room() -> None:
+    """Four long reasons stay on the sheet, above the note at its foot and apart from each other."""
+    pair = dense_to_sparse(made(gated=False, prompts=6), made(gated=True, prompts=6), resamples=100)
+    reason = "Over 26 heads carried first-token mass above even attention 0.431 → 0.069 and more words " * 4
+    long = [dataclasses.replace(statement, why=reason) for statement in pair.statements]
+    figure = statistics_sheet(dataclasses.replace(pair, statements=tuple(long)))
+    figure.canvas.draw()
+    texts = list(figure.axes[-1].texts)
+    boxes = [text.get_window_extent() for text in texts]
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+    (note,) = [text for text in figure.findobj(Text) if text.get_text().startswith("6 prompts")]
+    assert min(box.y0 for box in boxes) > note.get_window_extent().y1
+    reasons = [box for text, box in zip(texts, boxes, strict=True) if text.get_text().startswith("Over")]
+    titles = [box for text, box in zip(texts, boxes, strict=True) if text.get_text().endswith(":")]
+    assert len(reasons) == len(titles) == 4
+    assert all(reason.y0 > title.y1 for reason, title in zip(reasons, titles[1:], strict=False))
+
+
 def test_the_scatter_matrix_has_a_number_and_a_cloud_for_each_pair() -> None:
     dense, sparse = made(gated=False), made(gated=True)
     heads = [(0, 0), (0, 1), (1, 1)]

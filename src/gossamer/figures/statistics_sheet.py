@@ -28,6 +28,7 @@ SHOWN = {
     "open_per_query": "Open edges a query",
 }
 CORRECTIONS = {"holm": "Holm's", "bh": "Benjamini and Hochberg's"}
+LETTERS, LINE = 118, 0.05  # of a statement: in a line, and how high that is
 ANSWERS = {"yes": SPARSE, "no": ACCENT, "cannot tell": BASELINE}
 
 
@@ -109,6 +110,6 @@ def _statements(axes: Axes, pair: PairStatistics) -> None:
     for statement in pair.statements:
         axes.text(0.0, y, f"{statement.statement}:", fontsize=8.5, va="top", transform=axes.transAxes)
         axes.text(0.42, y, statement.answer, fontsize=8.5, va="top", fontweight="bold", color=ANSWERS[statement.answer])
-        lines = textwrap.wrap(statement.why, 92)
+        lines = textwrap.wrap(statement.why, LETTERS)
         axes.text(0.0, y - 0.085, "\n".join(lines), fontsize=6.5, va="top", transform=axes.transAxes, color=INK)
-        y -= 0.12 + 0.065 * len(lines)
+        y -= 0.12 + LINE * len(lines)

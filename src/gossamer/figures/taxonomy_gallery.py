@@ -45,8 +45,9 @@ def taxonomy_gallery(
             draw_map(axes, maps, head, (left, top, SIDE), scale, shown).set_gid(f"{label}:{name_of(head)}")
             axes.text(left + SIDE, top, name_of(head), fontsize=7, ha="right", va="top", color=INK)
             axes.text(left, top + SIDE + 0.05, label, fontsize=9, fontweight="bold", va="top", color=INK)
-            which = f"  ·  prompt {shown}" if maps.n_prompts > 1 else ""
-            share = f"{found[label]} of {len(maps.heads)} heads  ·  {report.clarity(*head):.2f}{which}"
+            if maps.n_prompts > 1:
+                axes.text(left + SIDE, top + 0.12, f"prompt {shown}", fontsize=6, ha="right", va="top", color=INK)
+            share = f"{found[label]} of {len(maps.heads)} heads  ·  {report.clarity(*head):.2f}"
             detail = _detail(report, label, head)
             axes.text(
                 left, top + SIDE + 0.2, "\n".join(filter(None, (detail, share))), fontsize=6.5, va="top", color=INK
