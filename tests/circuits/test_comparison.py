@@ -134,8 +134,7 @@ def test_what_is_known_beside_the_curves_is_printed() -> None:
         "2 random circuits of 7 edges explain 0.50",
         "overlap of the top 5 heads: 0.75 between halves of the prompts",
         "areas of heads: CPR",
-        "3 of 1,000 gates flipped in restarted runs",
-        "3 of 500 in edge patching",
+        "gates flipped by rounding: 3 of 1,000 in restarted runs, 3 of 500 in edge patching",
         "one: overlap of both models' heads for 90%: 0.25",
     ):
         assert said in notes, said

@@ -275,8 +275,8 @@ class RandomCircuits(Stored):
         """What they explain, in words."""
         explained_D = self.explained_D
         return (
-            f"{len(explained_D)} random circuits of {self.size:,} {unit} explain {explained_D.mean():.2f}"
-            f" ({explained_D.min():.2f} to {explained_D.max():.2f})"
+            f"{len(explained_D)} random circuits of {self.size:,} {unit} explain {explained_D.mean():z.2f}"
+            f" ({explained_D.min():z.2f} to {explained_D.max():z.2f})"
         )
 
     def share_at_least(self, explained: float) -> float:

@@ -85,7 +85,7 @@ class HeadCircuits(Stored):
         return sorted({*LEVELS, self.level})
 
     def summary(self) -> str:
-        """What is known beside the curves, in one line: pruning, chance, stability, areas, flipped gates."""
+        """What is known beside the curves, in one line: pruning, chance, stability and areas."""
         said = []
         if np.isfinite(self.pruned_explained):
             said.append(
@@ -96,8 +96,7 @@ class HeadCircuits(Stored):
         if self.stability is not None:
             said.append(self.stability.describe())
         said += [f"areas of {curve.unit}: {curve.describe_areas()}" for curve in self.curves]
-        flips, gates = self.effects.gate_flips
-        return "; ".join([*said, *([f"{flips:,} of {gates:,} gates flipped in restarted runs"] if gates else [])])
+        return "; ".join(said)
 
     def to_dict(self, levels: Sequence[float] | None = None) -> dict[str, Any]:
         """The circuits at each level, how stable they are and what random ones explain, as plain data."""

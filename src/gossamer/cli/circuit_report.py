@@ -118,11 +118,13 @@ def head_lines(circuits: HeadCircuits) -> list[str]:
     leading = ", ".join(
         f"L{layer}H{head} {circuits.effects.interval(layer, head)}" for layer, head in circuits.order[:SHOWN_HEADS]
     )
+    flips, gates = circuits.effects.gate_flips
     rules = [f"{curve.unit}, " + "; ".join(map(": ".join, curve.rule.items())) for curve in circuits.curves]
     return [
         "in brackets: 95 % intervals over prompts",
         f"{len(circuits.curve.baseline.clean_N)} prompts; {circuits.curve.baseline.describe()}",
         f"leading heads, effect: {leading}",
         circuits.summary(),
+        *([f"{flips:,} of {gates:,} gates flipped by rounding in restarted runs"] if gates else []),
         *rules,
     ]
