@@ -123,7 +123,8 @@ def hop_ablation(frozen: FrozenModel, target: Target, open_K: Tensor) -> Floats:
     model, n_tokens = frozen.model, frozen.n_positions
     whole = float(_value(model, frozen.ids_Q[None], target)[0])
     lost_K = np.zeros(n_tokens)
-    for key_R in open_K.nonzero()[:, 0].split(max(1, MOST_TOKENS // n_tokens)):
+    places = open_K.nonzero()[:, 0]
+    for key_R in places.split(max(1, MOST_TOKENS // n_tokens)) if len(places) else ():
         shut_RHQK = torch.zeros(len(key_R), model.anatomy.n_heads, n_tokens, n_tokens, dtype=torch.bool)
         shut_RHQK[torch.arange(len(key_R)), :, -1, key_R.cpu()] = True
         shut_RHQK = shut_RHQK.to(frozen.ids_Q.device)
