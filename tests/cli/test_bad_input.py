@@ -181,3 +181,82 @@ def test_evaluate_wants_the_dense_model_first(pair: tuple[str, str], gossamer: C
 
 def test_demo_wants_steps(gossamer: Call) -> None:
     assert gossamer("demo", "--steps", 0).code == 2
+
+
+@pytest.mark.parametrize(
+    "setting", ["control=no", "batch=two", "batch=1.5", "slack=abc", "clip=[1]", "bf16=yes", "gate_offset=hello"]
+)
+def test_settings_of_a_wrong_kind(setting: str, pair: tuple[str, str], tmp_path: Path, gossamer: Call) -> None:
+    sentence = complaint(
+        gossamer("sparsify", pair[0], "--text", "language", "--out", tmp_path / "run", "--set", setting)
+    )
+    assert setting.split("=")[0] in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_negative_seeds(pair: tuple[str, str], tmp_path: Path, gossamer: Call) -> None:
+    assert "seed" in complaint(gossamer(*sparsify(pair[0], "language", tmp_path / "run", "--seed", -1)))
+    assert gossamer("evaluate", *pair, "--seed", -1).code == 2
+
+
+@pytest.mark.parametrize("slack", [0, "nan", "inf"])
+def test_evaluate_wants_a_slack(slack: object, pair: tuple[str, str], gossamer: Call) -> None:
+    assert "slack" in complaint(gossamer("evaluate", *pair, "--slack", slack))
+
+
+def never_loaded(*_: object, **__: object) -> None:
+    pytest.fail("a model was loaded before a mistake was noticed")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["evaluate", "bundled/dense", "bundled/sparse"], ["demo"], sparsify("bundled/dense", "language", Path("never"))],
+    ids=["evaluate", "demo", "sparsify"],
+)
+def test_a_file_where_a_folder_is_to_be_written(
+    command: list[object], tmp_path: Path, gossamer: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.models.load", never_loaded)
+    (tmp_path / "file").write_text("mine")
+    assert "is a file; give the name of a folder" in complaint(gossamer(*command, "--out", tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_other_text_that_is_not_there_is_noticed_before_the_work(
+    pair: tuple[str, str], gossamer: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.evaluate.evaluation.losses_on", never_loaded)
+    sentence = complaint(gossamer("evaluate", *pair, "--sequences", 2, "--other-text", "nope.txt"))
+    assert "no text at nope.txt" in sentence
+
+
+@pytest.mark.parametrize("given", [["--text", "self"], ["--out", "elsewhere"], ["--device", "cpu"]])
+def test_resume_ignores_nothing_in_silence(given: list[str], tmp_path: Path, gossamer: Call) -> None:
+    sentence = complaint(gossamer("sparsify", "--resume", tmp_path, *given))
+    assert f"leave out {given[0].removeprefix('--')}" in sentence
+
+
+def test_a_device_that_is_not_there(pair: tuple[str, str], gossamer: Call) -> None:
+    assert "'warp'" in complaint(gossamer("generate", pair[0], "--prompt", "x", "--device", "warp"))
+
+
+@pytest.mark.parametrize("temperature", ["inf", "nan"])
+def test_temperatures_without_a_meaning(temperature: str, pair: tuple[str, str], gossamer: Call) -> None:
+    complaint(gossamer("generate", pair[0], "--prompt", "x", "--temperature", temperature))
+
+
+def test_a_config_of_other_sizes(pair: tuple[str, str], tmp_path: Path, gossamer: Call) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(pair[0], other)
+    config = json.loads((other / "config.json").read_text("utf-8"))
+    (other / "config.json").write_text(json.dumps(config | {"n_embd": 24}), encoding="utf-8")
+    assert "another shape than its config says for the weight 'transformer.h.0" in complaint(gossamer("models", other))
+
+
+def test_members_of_a_pair_must_have_the_same_anatomy(pair: tuple[str, str], tmp_path: Path, gossamer: Call) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(pair[1], other)
+    config = json.loads((other / "config.json").read_text("utf-8"))
+    (other / "config.json").write_text(json.dumps(config | {"n_head": 1}), encoding="utf-8")
+    assert gossamer("evaluate", pair[0], other).code == 2  # as many offsets as heads
+    assert "differ in n_layers" in complaint(gossamer("evaluate", "bundled/dense", pair[1]))

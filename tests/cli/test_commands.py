@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -162,3 +162,52 @@ def test_evaluate_shows_every_part_and_writes_a_page(pair: tuple[str, str], tmp_
     report = gs.SparsityReport.load(tmp_path / "report" / "report.json")
     assert report.has("control")
     assert f"{report.score('sparse').loss.value:.4f}" in (tmp_path / "report" / "index.html").read_text("utf-8")
+
+
+def test_a_pipe_gets_every_piece_as_it_is_made(
+    pair: tuple[str, str], gossamer: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from gossamer.cli import generate
+
+    shown: list[str] = []
+
+    def pieces(*_: object, **__: object) -> Iterator[str]:
+        for piece in ("one", " two"):
+            yield piece
+            shown.append(capfd.readouterr().out)
+
+    monkeypatch.setattr(generate, "stream", pieces)
+    gossamer("generate", pair[0], "--prompt", "When ")
+    assert shown == [f"{pair[0]}:\nWhen one", " two"]
+
+
+def test_evaluate_takes_the_language_by_name(pair: tuple[str, str], gossamer: Call) -> None:
+    small = ["--sequences", 2, "--prompts", 4, "--length", 32, "--quick", "--json"]
+    named, silent = gossamer("evaluate", *pair, *small, "--text", "language"), gossamer("evaluate", *pair, *small)
+    assert json.loads(named.out)["scores"] == json.loads(silent.out)["scores"]
+
+
+def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.cli.loading import AUTO, chosen_device
+
+    for there, device in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert chosen_device(AUTO) == device
+        assert chosen_device("cpu") == "cpu"
+
+
+def test_the_display_shows_the_slack_beside_loss_and_target() -> None:
+    from gossamer.cli.training_display import TrainingDisplay
+    from gossamer.sparsify import Pace, StepRecord
+
+    display = TrainingDisplay()
+    display.starts(gs.SparsifyConfig(steps=4, length=8, slack=0.01, slack_start=0.05, aim=1.0), step=0, dense_loss=1.0)
+    record = StepRecord(1, 1.02, 1.05, -0.03, -0.03, 1.0, 0.2, 0.2, None, 0.3, 1.0, 0.5)
+    display.stepped(record, Pace(100.0, 3.0, 0.1))
+    assert (display.numbers["loss"], display.numbers["target"], display.numbers["slack"]) == (
+        "1.0200",
+        "1.0500",
+        "0.05",
+    )
+    display.stepped(dataclasses.replace(record, step=4), Pace(100.0, 3.0, 0.1))
+    assert display.numbers["slack"] == "0.01"

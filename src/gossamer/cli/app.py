@@ -81,6 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     except KeyboardInterrupt:
+        err.print("Stopped.")
         return INTERRUPTED
     except Exception as error:  # the one place where any failure ends: explained, never swallowed
         if debug:

@@ -22,6 +22,7 @@ from gossamer.cli.comparison_sections import TITLES
 from gossamer.cli.console import out, say, show_section
 from gossamer.cli.loading import load_all
 from gossamer.cli.report import Picture, Report, Section
+from gossamer.files import require_folder_name
 
 if TYPE_CHECKING:
     from gossamer.compare import Comparison
@@ -89,6 +90,7 @@ def command(
     steps: Annotated[int, typer.Option(min=1, help="Steps of the live sparsification.")] = 40,
 ) -> None:
     """Show everything on the bundled pair, offline, in under two minutes, and write a page about it."""
+    require_folder_name(out_folder)
     started = time.monotonic()
     models = load_all([dense, sparse])
     with tempfile.TemporaryDirectory(prefix="gossamer-demo-") as workplace:

@@ -10,9 +10,9 @@ from rich.markup import escape
 
 from gossamer.cli.console import err, out, say_json, show_section
 from gossamer.cli.evaluation_tables import sections
-from gossamer.cli.loading import load_all, load_one
+from gossamer.cli.loading import AUTO, DEVICE_HELP, load_all, load_one
 from gossamer.cli.report import Report
-from gossamer.errors import GossamerError
+from gossamer.files import require_folder_name
 
 if TYPE_CHECKING:
     from gossamer.evaluate import SparsityReport
@@ -28,33 +28,37 @@ def command(
     ] = None,
     second_seed: Annotated[list[str] | None, typer.Option(help="Another sparse model; may be repeated.")] = None,
     text: Annotated[
-        str | None, typer.Option(help="Held-out text: a file, a folder or 'self'; by default the bundled language.")
+        str | None,
+        typer.Option(help="Held-out text: a file, a folder, 'self' or 'language'; by default the bundled language."),
     ] = None,
     other_text: Annotated[str | None, typer.Option(help="Text off the training distribution.")] = None,
     sequences: Annotated[int | None, typer.Option(help="Sequences of held-out text.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts a task.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     slack: Annotated[float, typer.Option(help="Nats above the dense loss at which baselines are read too.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="For prompts, text and resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="For prompts, text and resampling.")] = 0,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the work.")] = False,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Write report.json and a page here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say how sparse a model is, in four ways, and what that cost: loss, tasks, other text, other precision."""
-    if slack <= 0:
-        raise GossamerError(f"The slack is a positive number of nats, for example 0.01, not {slack:g}.")
+    if out_folder is not None:
+        require_folder_name(out_folder)
     from gossamer.evaluate import FULL, QUICK, evaluate
+    from gossamer.sparsify import Constraint
 
+    Constraint(slack=slack)  # complain before a large model is loaded
     if (dense, sparse) == ("bundled/dense", "bundled/sparse"):
         control, second_seed = control or _at_hand("bundled/control"), second_seed or _all_at_hand("bundled/sparse-2")
-    models = load_all([dense, sparse])
-    others = load_all(second_seed or [])
+    models = load_all([dense, sparse], device=device)
+    others = load_all(second_seed or [], device=device)
     with err.status("evaluating") as status:
         report = evaluate(
             *models,
             text=text,
             other_text=other_text,
-            control=load_one(control) if control else None,
+            control=load_one(control, device=device) if control else None,
             second_seeds=others,
             n_prompts=prompts,
             n_sequences=sequences,

@@ -9,11 +9,12 @@ import typer
 from rich.markup import escape
 
 from gossamer.cli.console import INTERRUPTED, err, out, say, say_json, show_table
-from gossamer.cli.loading import load_one
+from gossamer.cli.loading import AUTO, DEVICE_HELP, load_one
 from gossamer.cli.measurements import measurement_table
 from gossamer.cli.report import TableData
 from gossamer.cli.settings import parsed
 from gossamer.errors import GossamerError
+from gossamer.files import require_folder_name
 
 if TYPE_CHECKING:
     from gossamer.sparsify import TrainResult
@@ -90,6 +91,7 @@ def command(
         typer.Option("--set", help="Any other setting of SparsifyConfig as NAME=VALUE.", rich_help_panel=TRAINING),
     ] = None,
     seed: Annotated[int | None, _setting("seed", "--seed", "Same seed, same data, same numbers.", RUN)] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP, show_default=AUTO, rich_help_panel=RUN)] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with the run in this folder.", rich_help_panel=RUN)
     ] = None,
@@ -110,7 +112,10 @@ def command(
     from gossamer.sparsify import Interrupted
 
     try:
-        result = _go_on(resume, model, chosen) if resume else _begin(model, text, out_folder, chosen)
+        if resume:
+            result = _go_on(resume, model, chosen | _chosen(text=text, out=out_folder, device=device))
+        else:
+            result = _begin(model, text, out_folder, chosen, device or AUTO)
     except Interrupted as stopped:
         err.print(escape(str(stopped)))
         raise typer.Exit(INTERRUPTED) from stopped
@@ -124,7 +129,9 @@ def _chosen(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _begin(model: str | None, text: str | None, folder: Path | None, settings: dict[str, Any]) -> TrainResult:
+def _begin(
+    model: str | None, text: str | None, folder: Path | None, settings: dict[str, Any], device: str
+) -> TrainResult:
     for given, what in ((model, "a MODEL"), (text, "--text"), (folder, "--out")):
         if given is None:
             raise GossamerError(f"Sparsifying needs {what}; for example: {EXAMPLE}.")
@@ -135,19 +142,20 @@ def _begin(model: str | None, text: str | None, folder: Path | None, settings: d
     from gossamer.sparsify import SparsifyConfig, begin
 
     SparsifyConfig.from_dict(settings)  # complain before a large model is loaded
-    dense = load_one(model)
+    require_folder_name(folder)
+    dense = load_one(model, device=device)
     with TrainingDisplay() as display:
         return begin(dense, text=text, out=folder, observer=display, **settings)
 
 
-def _go_on(folder: Path, model: str | None, settings: dict[str, Any]) -> TrainResult:
-    if settings:
-        raise GossamerError(f"A resumed run keeps its settings; leave out {', '.join(sorted(settings))}.")
+def _go_on(folder: Path, model: str | None, given: dict[str, Any]) -> TrainResult:
+    if given:
+        raise GossamerError(f"A resumed run keeps its settings; leave out {', '.join(sorted(given))}.")
     from gossamer.cli.training_display import TrainingDisplay
     from gossamer.sparsify import go_on
 
     with TrainingDisplay() as display:
-        return go_on(folder, model=load_one(model) if model else None, observer=display)
+        return go_on(folder, model=model, observer=display)
 
 
 def show_receipt(result: TrainResult) -> None:

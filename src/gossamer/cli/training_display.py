@@ -19,6 +19,7 @@ from gossamer.cli.console import err, percent
 from gossamer.sparsify.config import SparsifyConfig
 from gossamer.sparsify.measure import Measurement
 from gossamer.sparsify.observer import Observer, Pace
+from gossamer.sparsify.schedule import SlackSchedule
 from gossamer.sparsify.trainer import StepRecord
 
 
@@ -32,7 +33,8 @@ class TrainingDisplay(Observer):
         self._live = Live(self._progress, console=err, refresh_per_second=4, transient=True)
         self._dense_loss: float | None = None
         self._control = False
-        self._numbers: dict[str, str] = {}
+        self._slacks: SlackSchedule | None = None
+        self.numbers: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         if err.is_terminal:
@@ -52,6 +54,7 @@ class TrainingDisplay(Observer):
     def starts(self, config: SparsifyConfig, *, step: int, dense_loss: float) -> None:
         """Training begins."""
         self._dense_loss, self._control = dense_loss, config.control
+        self._slacks = None if config.control else config.slacks()
         what = "training the dense control" if config.control else "sparsifying"
         self._progress.update(self._steps, description=what, total=config.steps, completed=step)
         again = f", going on after step {step}" if step else ""
@@ -61,13 +64,15 @@ class TrainingDisplay(Observer):
     def stepped(self, record: StepRecord, pace: Pace) -> None:
         """A step is done."""
         self._progress.update(self._steps, completed=record.step)
-        self._numbers |= {
+        self.numbers |= {
             "loss": f"{record.loss:.4f}",
             "tokens/s": f"{pace.tokens_per_second:,.0f}",
             "left": _clock(pace.seconds_left),
         }
+        if self._slacks is not None:
+            self.numbers["slack"] = f"{self._slacks.slack(record.step - 1):.4g}"
         if record.violation_average is not None and record.target is not None and record.multiplier is not None:
-            self._numbers |= {
+            self.numbers |= {
                 "open, sampled": percent(record.open_share, digits=2),
                 "target": f"{record.target:.4f}",
                 "over target": f"{record.violation_average:+.4f}",
@@ -84,17 +89,17 @@ class TrainingDisplay(Observer):
         if measurement.density is not None:
             share = percent(measurement.density.of_causal_pairs, digits=2)
             sentence += f", open {share} of causal pairs, {measurement.density.per_token:.1f} edges a token"
-            self._numbers["open"] = share
+            self.numbers["open"] = share
         err.print(sentence)
 
     def saved(self, step: int, folder: Path) -> None:
         """A checkpoint was written."""
-        self._numbers["checkpoint"] = f"step {step}"
+        self.numbers["checkpoint"] = f"step {step}"
 
     def _grid(self) -> Table:
         grid = Table.grid(padding=(0, 2))
-        grid.add_row(*(f"[dim]{name}[/]" for name in self._numbers))
-        grid.add_row(*self._numbers.values())
+        grid.add_row(*(f"[dim]{name}[/]" for name in self.numbers))
+        grid.add_row(*self.numbers.values())
         return grid
 
 

@@ -30,6 +30,7 @@ from gossamer.evaluate.task_scores import task_scores
 from gossamer.evaluate.texts import HeldOutText, ShiftedText, Text, held_out_text, shifted_texts, used
 from gossamer.models import LoadedModel
 from gossamer.models.loaded import require_same_tokenizer
+from gossamer.sparsify import Constraint
 from gossamer.sparsify import density as counted
 from gossamer.tasks import NAMES
 
@@ -72,12 +73,16 @@ def evaluate(
 ) -> SparsityReport:
     """Judge a sparse model beside the dense model it was made from.
 
-    `text`: held-out text, as a file, folder or `Sequences`; "self" for text sampled from the dense model; None for
-    held-out documents of the synthetic language, for models that speak it. `other_text` is text off the training
-    distribution. `control` is the dense model trained on for as long as the sparse one; `second_seeds` are further
-    sparse models. `slack`, in nats above the dense loss, is where the untrained baselines are read as well.
+    `text`: held-out text, as a file, folder or `Sequences`; "self" for text sampled from the dense model; "language"
+    for held-out documents of the synthetic language, which None means too, for models that speak it. `other_text` is
+    text off the training distribution. `control` is the dense model trained on for as long as the sparse one;
+    `second_seeds` are further sparse models. `slack`, in nats above the dense loss, is where the untrained baselines
+    are read as well.
     `effort` is `FULL` or `QUICK`; `n_sequences` and `n_prompts` (a task) override it. `tell` hears what is being done.
     """
+    Constraint(slack=slack)  # refuses what is no slack
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise GossamerError(f"A seed is a whole number of at least 0, not {seed!r}.")
     require_pair(dense, sparse, control, second_seeds)
     say = tell or (lambda message: None)
     effort = _chosen(effort, n_sequences, n_prompts)
@@ -105,11 +110,22 @@ def require_pair(
             )
     others = [sparse, *second_seeds, *([control] if control is not None else [])]
     for model in others:
+        _require_same_anatomy(dense, model)
         require_same_tokenizer(dense, model)
         if model.hf.config.vocab_size != dense.hf.config.vocab_size:
             raise GossamerError(
                 f"{dense.name} and {model.name} have different vocabularies ({dense.hf.config.vocab_size:,} and "
                 f"{model.hf.config.vocab_size:,}); compare a sparse model with the dense model it was made from."
+            )
+
+
+def _require_same_anatomy(dense: LoadedModel, other: LoadedModel) -> None:
+    for what in ("family", "n_layers", "n_heads", "d_model"):
+        first, second = getattr(dense.anatomy, what), getattr(other.anatomy, what)
+        if first != second:
+            raise GossamerError(
+                f"{dense.name} and {other.name} differ in {what} ({first} and {second}); compare a sparse model with "
+                "the dense model it was made from."
             )
 
 
@@ -150,10 +166,11 @@ class Evaluation:
         return named | {f"seed {number}": model for number, model in enumerate(self.second_seeds, start=2)}
 
     def report(self, other_text: str | Path | None, tasks: Sequence[str]) -> SparsityReport:
-        """All stages, in order."""
+        """All stages, in order; texts are read first, so that a missing one is not found out at the end."""
+        shifted, unshifted = self.shifted(other_text)
         scores = self.scores()
         task_results, unsuitable = task_scores(self.models, tasks, n=self.effort.prompts, seed=self.seed, tell=self.say)
-        self.skipped += unsuitable
+        self.skipped += unsuitable + unshifted
         self.say("attention, head by head")
         looked_at = {role: model.hf for role, model in self.models.items() if role == DENSE or model.is_sparse}
         heads = tuple(attention_use(hf, self.text.sequences, role=role) for role, hf in looked_at.items())
@@ -162,7 +179,7 @@ class Evaluation:
             scores=scores,
             tasks=tuple(task_results),
             heads=heads,
-            shifts=self.shifts(other_text),
+            shifts=tuple(self.shift(text) for text in shifted),
             baselines=self.baselines(),
             margins=self.margins(),
             skipped=tuple(self.skipped),
@@ -207,17 +224,15 @@ class Evaluation:
             for role, found in losses.items()
         )
 
-    def shifts(self, other_text: str | Path | None) -> tuple[Shift, ...]:
-        """The pair (and the control) off the training distribution."""
+    def shifted(self, other_text: str | Path | None) -> tuple[list[ShiftedText], list[str]]:
+        """Texts off the training distribution, and why some are left out."""
         n = self.effort.shift_sequences
         if n == 0:
-            return ()
-        texts, skipped = shifted_texts(self.dense, self.text, other_text, n=n, seed=self.seed)
-        self.skipped += skipped
-        return tuple(self.shift(text) for text in texts)
+            return [], []
+        return shifted_texts(self.dense, self.text, other_text, n=n, seed=self.seed)
 
     def shift(self, text: ShiftedText) -> Shift:
-        """The pair on one such text."""
+        """The pair (and the control) off the training distribution."""
         self.say(f"off the training distribution: {text.name}")
         losses = self.losses(text.sequences, only=(DENSE, SPARSE, CONTROL))
         dense, sparse = losses[DENSE], losses[SPARSE]

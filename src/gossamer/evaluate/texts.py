@@ -12,6 +12,7 @@ import numpy as np
 
 from gossamer.corpus import Sequences, from_model, from_text, language
 from gossamer.corpus.stories import story
+from gossamer.corpus.text import LANGUAGE, SELF
 from gossamer.corpus.tokenizer import load as load_tokenizer
 from gossamer.errors import GossamerError
 from gossamer.evaluate.report import TextUsed
@@ -67,14 +68,14 @@ def speaks_the_language(model: LoadedModel) -> bool:
 def held_out_text(model: LoadedModel, text: Text, *, n: int, length: int | None, seed: int) -> HeldOutText:
     """The text to judge on: as given, or held-out documents of the synthetic language for the models that speak it.
 
-    `text` is a file or folder, `Sequences`, or "self" for text sampled from `model`.
+    `text` is a file or folder, `Sequences`, "self" for text sampled from `model`, or "language".
     """
     if isinstance(text, Sequences):
         return HeldOutText("given sequences", _checked(text.rows(slice(0, n)), model))
     length = _length(model, length)
     tokenizer = model.tokenizer
-    if text is None:
-        if not speaks_the_language(model):
+    if text is None or text == LANGUAGE:
+        if text is None and not speaks_the_language(model):
             raise GossamerError(
                 f"{model.name} was not trained on the bundled language, so give text to evaluate on: a file, a folder, "
                 "or 'self' for text sampled from the dense model."
@@ -84,7 +85,7 @@ def held_out_text(model: LoadedModel, text: Text, *, n: int, length: int | None,
             return language.sequences(tokenizer, n, length=length, seed=LANGUAGE_SEED + seed, split=Split.HELD_OUT)
 
         return HeldOutText("held-out synthetic language", _checked(documents(length), model), documents)
-    if text == "self":
+    if text == SELF:
         sampled = from_model(model.hf, tokenizer, length=length, n=n, seed=seed)
         return HeldOutText(f"sampled from {model.name}", _checked(sampled, model))
 

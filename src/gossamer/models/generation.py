@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ def stream(
     """Continue `prompt` with a key-value cache; wrong arguments are refused at once, not with the first piece."""
     if max_tokens < 1:
         raise GossamerError(f"max_tokens is {max_tokens}; ask for at least 1.")
-    if temperature < 0:
+    if not (math.isfinite(temperature) and temperature >= 0):
         raise GossamerError(f"temperature is {temperature}; use 0 for greedy decoding or a positive number to sample.")
     prompt_T = model.encode(prompt)
     if not len(prompt_T):

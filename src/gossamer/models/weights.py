@@ -140,6 +140,7 @@ def build_model(
     """
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     settings: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    settings["ignore_mismatched_sizes"] = True  # they come back in the report, and are refused below by name
     where = source if isinstance(source, Path) else "the state dict"
     if isinstance(source, Path):
         settings |= {"local_files_only": True}
@@ -165,7 +166,9 @@ def _require_complete(report: Mapping[str, Any], where: object, model: PreTraine
         ("mismatched_keys", "has another shape than its config says for the weight"),
         ("unexpected_keys", "has a weight that the model has no place for:"),
     ):
-        names = sorted(name for name in map(str, report.get(problem) or ()) if not _is_harmless(name, ignore))
+        entries = report.get(problem) or ()
+        reported = (str(entry[0] if isinstance(entry, tuple) else entry) for entry in entries)
+        names = sorted(name for name in reported if not _is_harmless(name, ignore))
         if names:
             hint = nearest(names[0], model.state_dict()) if problem == "unexpected_keys" else ""
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""

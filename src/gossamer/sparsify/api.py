@@ -99,7 +99,7 @@ def _with_habits(config: SparsifyConfig, given: dict[str, Any], text: Text) -> S
     return config
 
 
-def go_on(out: str | Path, *, model: LoadedModel | None = None, observer: Observer | None = None) -> TrainResult:
+def go_on(out: str | Path, *, model: LoadedModel | str | None = None, observer: Observer | None = None) -> TrainResult:
     """`resume`, with the receipt."""
     folder = Path(out)
     if not (folder / "begin.json").exists():
@@ -109,7 +109,8 @@ def go_on(out: str | Path, *, model: LoadedModel | None = None, observer: Observ
         raise GossamerError(f"{folder} holds a run of format {record['format']}, and this version reads {FORMAT}.")
     if (folder / "report.json").exists():
         return _finished(folder)
-    loaded = model or load(record["source"], device=record["device"])
+    model = model or record["source"]
+    loaded = load(model, device=record["device"]) if isinstance(model, str) else model
     processes = Processes(loaded.device)
     if processes.is_main:
         _sweep(folder)
