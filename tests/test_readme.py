@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from gossamer.cli.app import COMMANDS, build
+from gossamer.models import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -70,6 +71,14 @@ def test_pictures_of_the_readme_exist() -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert pictures
     assert not [picture for picture in pictures if not (ROOT / picture).is_file()]
+
+
+def test_the_readme_names_every_family() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("**Fourteen families**")[1].splitlines()[0]
+    spelled = {"Qwen": 2, "SmolLM3": 1, "OLMo 1 to 3": 3, "Gemma 1 to 3": 3}
+    spelled |= dict.fromkeys(("GPT-2", "GPT-NeoX", "Llama", "Mistral", "Phi-3"), 1)
+    assert all(name in table for name in spelled)
+    assert sum(spelled.values()) == len(FAMILIES) == 14
 
 
 PLACEHOLDER = re.compile(r"@@\w+@@")

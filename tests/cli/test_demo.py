@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gossamer.cli import demo as demo_command
 from gossamer.cli.demo import STEPS
 from gossamer.cli.report import Section
+from gossamer.models.load import BUNDLED, is_at_hand
 
 Call = Callable[..., "Outcome"]  # noqa: F821 - of conftest
 
@@ -47,3 +50,9 @@ def test_a_failing_step_leaves_no_page(
     done = gossamer("demo", "--dense", pair[0], "--sparse", pair[1], "--out", tmp_path / "demo", *small)
     assert done.code == 2
     assert not (tmp_path / "demo").exists()
+
+
+def test_demo_is_about_the_bundled_pair_unless_told_otherwise() -> None:
+    defaults = {name: option.default for name, option in inspect.signature(demo_command.command).parameters.items()}
+    assert (defaults["dense"], defaults["sparse"]) == BUNDLED
+    assert all(is_at_hand(name) for name in BUNDLED)

@@ -36,7 +36,10 @@ class LoadedModel:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; a model that came without one says how to give it one."""
         if self.optional_tokenizer is None:
-            raise GossamerError(f"{self.name} came without a tokenizer; load it with tokenizer=, a folder with one.")
+            raise GossamerError(
+                f"{self.name} came without a tokenizer; give a folder that has one: load(..., tokenizer=FOLDER), or "
+                f"`gossamer models {self.name} --tokenizer FOLDER --save FOLDER`."
+            )
         return self.optional_tokenizer
 
     @property
