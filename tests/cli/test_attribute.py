@@ -126,7 +126,8 @@ def test_errors_of_the_graphs_stand_beside_a_tasks_heads(gossamer: Call) -> None
     shown = " ".join(
         gossamer("attribute", "bundled/dense", "bundled/sparse", "--task", "opposites", "--n", 1).out.split()
     )
-    assert re.search(r"Error nodes' share .* bundled/dense \d+\.\d %, bundled/sparse \d+\.\d %\.", shown)
+    assert "error nodes" in shown
+    assert re.search(r"\d % / \d+ %", shown)
     assert "held: gates, patterns, norms" in shown
 
 

@@ -20,7 +20,10 @@ Tell = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PromptHeads:
-    """One prompt: its hop, and for each measure the heads of the dense and of the sparse model."""
+    """One prompt: its hop, and for each measure the heads of the dense and of the sparse model.
+
+    `error_shares` are those of the graphs, by model; empty without transcoders.
+    """
 
     prompt: str
     answer: str
@@ -30,6 +33,7 @@ class PromptHeads:
     dense: dict[str, int]
     sparse: dict[str, int]
     signed_shares: dict[str, tuple[float, float]]
+    error_shares: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +83,7 @@ class TaskHeads(Stored):
                 "dense": row.dense,
                 "sparse": row.sparse,
                 "signed shares": row.signed_shares,
+                "error nodes' shares": row.error_shares,
             }
             for row in self.rows
         ]
@@ -127,4 +132,9 @@ def _row(pair: AttributedPair) -> PromptHeads:
         {name: len(dense) for name, (dense, _) in found.items()},
         {name: len(sparse) for name, (_, sparse) in found.items()},
         {name: (dense.signed_share, sparse.signed_share) for name, (dense, sparse) in found.items()},
+        {
+            one.tokens.model: one.features.graph.scores.error_share
+            for one in (pair.dense, pair.sparse)
+            if one.features is not None
+        },
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gossamer.attribution.explain import Explanation
     from gossamer.attribution.hops import Carriers
     from gossamer.attribution.pair import AttributedPair, Role
-    from gossamer.attribution.task_heads import TaskHeads
+    from gossamer.attribution.task_heads import PromptHeads, TaskHeads
     from gossamer.attribution.why import ScoreSplit
 
 ROLES: tuple[Role, ...] = ("dense", "sparse")
@@ -208,23 +208,27 @@ def task_table(found: TaskHeads) -> TableData:
             row.answer,
             f"{row.hop} {row.key_token!r}",
             *(f"{row.dense[name]} / {row.sparse[name]}" for name in found.measures),
+            *_errors_of(row),
         ]
         for row in found.rows
     ]
     medians = [found.medians(name) for name in found.measures]
     rows.append(["median", "", "", *(f"{dense:g} / {sparse:g} ({ratio:.1f}×)" for dense, sparse, ratio in medians)])
     header = ["prompt", "answer", "hop, from", *(f"{name}: dense / sparse" for name in found.measures)]
+    if errors := _errors_of(found.rows[0]):
+        rows[-1] = [*rows[-1], *[""] * len(errors)]
+        header.append("error nodes' share")
     title = f"Heads for {percent(found.share, digits=0)} of the answer's hop: {found.task}"
     return TableData(title, header, rows, words=3)
+
+
+def _errors_of(row: PromptHeads) -> list[str]:
+    """The error nodes' share in both models' graphs, as one cell, or none."""
+    return [" / ".join(percent(share, digits=0) for share in row.error_shares.values())] if row.error_shares else []
 
 
 def task_section(found: TaskHeads) -> Section:
     """The page of a task."""
     told = [f"{meaning}." for meaning in meanings(found.example).values()]
-    shares = [
-        f"{one.tokens.model} {_error_share(one)}" for one in map(found.example.of, ROLES) if one.features is not None
-    ]
-    if shares:
-        told.append(f"Error nodes' share of the logits' inputs, in the first prompt's graphs: {', '.join(shares)}.")
     told += [f"Left out: {why}" for why in found.skipped]
     return Section("Heads over a task", told, [task_table(found)])
