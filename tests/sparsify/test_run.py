@@ -16,11 +16,14 @@ import gossamer as gs
 import gossamer.sparsify.api as api
 import gossamer.sparsify.pace as pace
 import gossamer.sparsify.state as state
+from gossamer.attention import Gate
 from gossamer.errors import GossamerError
 from gossamer.models import LoadedModel, load
 from gossamer.sparsify import Observer, Sequences, SparsifyConfig, begin, measure, read_metrics, train
 from gossamer.sparsify.data import split_held_out
 from gossamer.sparsify.divergence import DivergedError
+from gossamer.sparsify.habits import with_few_tokens, with_habits
+from gossamer.sparsify.reopen import DOUBLINGS, reopen
 from gossamer.sparsify.state import DiskFullError
 from gossamer.sparsify.trainer import NotFiniteError
 
@@ -199,13 +202,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(
 def test_minutes_become_steps_once(
     tiny: LoadedModel, text: Sequences, short: SparsifyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = short.replace(steps=None, minutes=0.1)
+    config = short.replace(steps=None, minutes=0.15)
     asked = []
     monkeypatch.setattr(pace, "measure_cost", lambda *_: asked.append(1) or pace.Cost(step=1.0, measurement=0.3))
     result = train(tiny, text.ids_NT, None, config, tmp_path)
-    assert result.report["steps"] == int((6 * 0.93 - 2 - 4 * 0.3) / (1 + 0.3 / 5)) == 2
+    assert result.report["steps"] == int((9 * 0.9 - 2 - 8 * 0.3) / (1 + 0.3 / 5)) == 3
     stored = json.loads((tmp_path / "run.json").read_text())["config"]
-    assert (stored["steps"], stored["minutes"]) == (2, 0.1)
+    assert (stored["steps"], stored["minutes"]) == (3, 0.15)
     train(tiny, text.ids_NT, None, config, tmp_path, resume=True)
     assert len(asked) == 1
     with pytest.raises(GossamerError, match="too short for a single step"):
@@ -314,3 +317,49 @@ def test_a_file_in_the_place_of_the_folder_is_refused_first(tmp_path: Path) -> N
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(GossamerError, match="file is a file; give the name of a folder"):
             begin("a model that is never loaded", text="language", out=out, **SMALL)
+
+
+def test_gates_are_opened_just_as_far_as_is_needed() -> None:
+    """In the heads' own units, to within a sixteenth of the last doubling; the offsets themselves stay."""
+    gates = [Gate("logit", 2, 1.0), Gate("logit", 2, -1.0)]
+    units = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0])]
+    tried: list[float] = []
+
+    def is_enough() -> bool:
+        shift = float(gates[0].offset_H[0]) - 1
+        torch.testing.assert_close(gates[1].offset_H.detach(), -1 + shift * units[1])
+        tried.append(shift)
+        return shift > 0.1
+
+    reopen(gates, units, is_enough)
+    assert gates[0].offset_H.tolist() == [1, 1]
+    least = min(shift for shift in tried if shift > 0.1)
+    assert 0.1 < least < 0.1 + (0.16 - 0.08) / 16 + 1e-6
+    tried.clear()
+    reopen(gates, None, lambda: tried.append(0.0) or False)  # type: ignore[func-returns-value]
+    assert len(tried) == DOUBLINGS
+
+
+def test_last_weights_that_cost_too_much_are_kept_with_gates_opened(
+    tiny: LoadedModel, text: Sequences, short: SparsifyConfig, tmp_path: Path
+) -> None:
+    """The constraint is met in the end, with more edges than where training ended."""
+    rates = {"learning_rate": 1e-6, "gate_learning_rate": 0.2}  # the weights stay: open gates make it the dense model
+    config = short.replace(steps=12, evaluate_every=12, slack=0.01, constraint="kl", **rates)
+    last = train(tiny, text.ids_NT, None, config.replace(choose="last"), tmp_path / "last").report
+    best = train(tiny, text.ids_NT, None, config, tmp_path / "best").report
+    assert not last["constraint"]["met"], "the test needs a run that goes too far"
+    assert best["constraint"]["met"]
+    assert last["end"]["open_edges"] < best["end"]["open_edges"]
+
+
+def test_short_runs_of_minutes_let_the_offsets_learn() -> None:
+    config = with_habits(SparsifyConfig(minutes=3), {"minutes": 3}, "self")
+    hasty = with_few_tokens(config, {"minutes": 3})
+    assert (hasty.gate, hasty.keep_mass, hasty.slack_start) == ("mass", 0.9999, hasty.slack)
+    assert hasty.learning_rate < config.learning_rate
+    given = {"gate": "logit", "learning_rate": 1e-3, "slack_start": 0.5}
+    kept = with_few_tokens(config.replace(**given), given)
+    assert (kept.gate, kept.keep_mass, kept.learning_rate, kept.slack_start) == ("logit", 0.99, 1e-3, 0.5)
+    lora = with_few_tokens(config.replace(trainable="lora"), {})
+    assert lora.learning_rate == config.learning_rate

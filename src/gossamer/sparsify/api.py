@@ -19,16 +19,15 @@ from gossamer.models import LoadedModel, load, load_folder
 from gossamer.sparsify.config import SparsifyConfig
 from gossamer.sparsify.data import Sequences, split_held_out
 from gossamer.sparsify.distributed import Processes
+from gossamer.sparsify.habits import FEW_TOKENS, with_few_tokens, with_habits
 from gossamer.sparsify.interrupt import Interrupted
 from gossamer.sparsify.observer import Observer
 from gossamer.sparsify.pace import Stopwatch, measure_cost, too_short
 from gossamer.sparsify.run import Run, TrainResult
 from gossamer.sparsify.state import DiskFullError, checkpoint_folders, disk_watched
-from gossamer.sparsify.text import SELF, Text, TextSource, check_length, default_length, source_of
+from gossamer.sparsify.text import Text, TextSource, check_length, default_length, source_of
 
 FORMAT = 1
-DEFAULT_MINUTES = 10.0
-WIDE_AT_FIRST = 3.0
 MOST_TIME_FOR_TEXT = 0.25  # of the minutes; beyond that, sequences are used more than once
 
 
@@ -56,7 +55,7 @@ def begin(
     model: LoadedModel | str, *, text: Text, out: str | Path, observer: Observer | None = None, **settings: Any
 ) -> TrainResult:
     """`sparsify`, with the receipt."""
-    config = _with_habits(SparsifyConfig.from_dict(settings), settings, text)
+    config = with_habits(SparsifyConfig.from_dict(settings), settings, text)
     folder = Path(out)
     require_folder_name(folder)
     if any((folder / name).exists() for name in ("begin.json", "run.json")):
@@ -66,7 +65,7 @@ def begin(
     if loaded.is_sparse:
         raise GossamerError(f"{loaded.name} is gated already: give the dense model it came from.")
     processes = Processes(loaded.device)
-    plan = _plan(loaded, text, config, processes, watch, observer)
+    plan = _plan(loaded, text, config, processes, watch, observer, hasty=with_few_tokens(config, settings))
     if processes.is_main:
         if isinstance(plan.text, Sequences):
             _save_text(folder, plan.text)
@@ -81,22 +80,6 @@ def begin(
         if processes.is_main and not isinstance(error, Interrupted | DiskFullError):
             _take_back(folder)
         raise
-
-
-def _with_habits(config: SparsifyConfig, given: dict[str, Any], text: Text) -> SparsifyConfig:
-    """What works well if nothing else was asked for.
-
-    Wide slack at first, so that edges go before the weights have learned to do without them. And, where the dense model
-    runs along anyway, its own predictions to learn from: half of the signal, or all of it on its own samples, where
-    they are what the samples are drawn from and keep a small text from being learned by heart.
-    """
-    if config.steps is None and config.minutes is None:
-        config = config.replace(minutes=DEFAULT_MINUTES)
-    if "slack_start" not in given:
-        config = config.replace(slack_start=WIDE_AT_FIRST * config.slack)
-    if "distillation" not in given and config.constraint == "cross-entropy" and config.reference == "paired":
-        config = config.replace(distillation=1.0 if isinstance(text, str) and text == SELF else 0.5)
-    return config
 
 
 def go_on(out: str | Path, *, model: LoadedModel | str | None = None, observer: Observer | None = None) -> TrainResult:
@@ -175,8 +158,13 @@ def _plan(
     processes: Processes,
     watch: Stopwatch,
     observer: Observer,
+    *,
+    hasty: SparsifyConfig,
 ) -> _Plan:
-    """Decide the length of the sequences, the number of steps and how much text is needed."""
+    """Decide the length of the sequences, the number of steps and how much text is needed.
+
+    `hasty` are the settings if the minutes are short.
+    """
     if isinstance(text, np.ndarray):
         text = Sequences(text)
     if isinstance(text, Sequences):
@@ -195,7 +183,12 @@ def _plan(
     wanted = None
     if config.steps is None:
         observer.says("Measuring how fast this machine is")
-        config, wanted = _fit_into_minutes(model, source, config, processes, watch)
+        hasty = hasty.replace(length=config.length)
+        fitting, wanted = _fit_into_minutes(model, source, hasty, processes, watch)
+        assert fitting.steps is not None
+        few = fitting.steps * fitting.tokens_per_step < FEW_TOKENS
+        paced = {"steps": fitting.steps, "evaluate_every": fitting.evaluate_every}
+        config = fitting if few else config.replace(**paced)
     if isinstance(source, TextSource):
         n_sequences = wanted or _sequences(config)
     return _Plan(config, source, n_sequences)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def finish(run: Run) -> tuple[dict[str, Any], LoadedModel]:
     """Choose the weights, put the model together, measure it, and write everything down."""
+    run.reopen_gates()
     chosen_step = _choose(run)
     result = run.trainer.student.finished()
     dense = run.dense.hf

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer import __version__
+from gossamer.attention import gates_of
 from gossamer.errors import GossamerError
 from gossamer.files import read_record, write_json
 from gossamer.models import LoadedModel
@@ -33,6 +34,7 @@ from gossamer.sparsify.metrics import MetricsLog
 from gossamer.sparsify.observer import Observer, Pace
 from gossamer.sparsify.pace import Stopwatch, fit_into_minutes
 from gossamer.sparsify.receipt import finish, write_picture
+from gossamer.sparsify.reopen import reopen
 from gossamer.sparsify.state import (
     DiskFullError,
     checkpoint_folders,
@@ -251,20 +253,43 @@ class Run:
     def _evaluate(self) -> None:
         """Measure the deterministic model, and keep it if it is the sparsest so far that meets the constraint."""
         trainer = self.trainer
-        measurement = self._measure(trainer.student.hf, teacher=trainer.teacher)
+        measurement = self._measure_student()
         self.last_measurement = measurement
         if self.log is not None:
             met = {} if self.config.control else {"constraint_met": self.meets_constraint(measurement)}
             self.log.write({"step": trainer.step, "held_out": measurement.to_dict() | met})
         self.observer.measured(trainer.step, measurement)
+        self._consider(measurement)
+
+    def _consider(self, measurement: Measurement) -> None:
+        """Keep the weights that were measured, if they are the sparsest so far that meet the constraint."""
+        trainer = self.trainer
         if measurement.density is None or self.config.choose == "last" or not self.meets_constraint(measurement):
             return
         if not self.best_measurement or measurement.density.open_edges <= self.best_measurement["open_edges"]:
             self.best = {name: weight.detach().clone() for name, weight in trainer.student.trainable().items()}
             self.best_measurement = {"step": trainer.step, **measurement.to_dict()}
 
+    def reopen_gates(self) -> None:
+        """Where the last weights violate the constraint, consider them with their gates opened as far as it asks."""
+        if self.config.control or self.config.choose == "last":
+            return
+        if self.meets_constraint(self.last_measurement or self._measure_student()):
+            return
+        self.observer.says("Opening gates until the constraint is met")
+
+        def is_enough() -> bool:
+            measurement = self._measure_student()
+            self._consider(measurement)
+            return self.meets_constraint(measurement)
+
+        reopen(gates_of(self.trainer.student.hf), self.trainer.units, is_enough)
+
     def _measure(self, model: Any, teacher: Any = None) -> Measurement:
         return measure(model, self.held_out, batch=self.config.batch, teacher=teacher)
+
+    def _measure_student(self) -> Measurement:
+        return self._measure(self.trainer.student.hf, teacher=self.trainer.teacher)
 
     def meets_constraint(self, measurement: Measurement) -> bool:
         """Whether a held-out measurement is within the slack."""
