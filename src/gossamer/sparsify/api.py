@@ -188,6 +188,9 @@ def _plan(
         assert fitting.steps is not None
         few = fitting.steps * fitting.tokens_per_step < FEW_TOKENS
         paced = {"steps": fitting.steps, "evaluate_every": fitting.evaluate_every}
+        if few and not config.control:
+            tokens = fitting.steps * fitting.tokens_per_step
+            observer.says(f"{tokens:,} tokens fit: the offsets of {fitting.gate} gates learn, the weights hardly")
         config = fitting if few else config.replace(**paced)
     if isinstance(source, TextSource):
         n_sequences = wanted or _sequences(config)
